@@ -1,0 +1,238 @@
+"""The token layout: which tokens of a prompt are seen, by whom, and at which position.
+
+One parser serves the SDK, the block hasher and the attention workers, so they can't disagree. A prompt is cut
+into *segments* at blocks that begin with a control token (DESIGN section 2; MiniPIC paper, section 3):
+
+* head: what stands before the first control token; ordinary, prefix-cached text,
+* span: an SSEP block up to the next control block; sees only the anchor and itself,
+* dependent: a PDEP block up to the next control block; sees everything visible that logically precedes it.
+
+Two positions exist. *Physical*: the index in the token list, hence KV block and slot. *Logical*: what RoPE and the
+causal order use; control tokens and padding have none. By default logical follows physical order; ``placements``
+sets it free (DESIGN section 6, order-free requests).
+
+This module has no dependency and costs microseconds per block: it runs for every span request in the engine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from minipic_sdk.errors import LayoutError
+
+SegmentKind = Literal["head", "span", "dependent"]
+
+
+class ControlTokens(NamedTuple):
+    """The three control token ids of a model (paper, section 3.1)."""
+
+    ssep: int  # as first token of a block: a span starts
+    pdep: int  # as first token of a block: a dependent segment starts
+    pad: int  # fills a segment to the end of its last block
+
+
+class Placement(NamedTuple):
+    """Where a segment stands logically, when that isn't its physical order."""
+
+    logical: int  # logical position of the segment's first visible token
+    hidden: int = 0  # leading visible tokens that no other segment sees (EPIC's stale copies)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment; every range is half-open and in physical token indices."""
+
+    kind: SegmentKind
+    start: int  # block-aligned
+    stop: int  # start of the next segment, or the prompt's length
+    visible_start: int  # behind the control token
+    visible_stop: int  # before the padding
+    logical: int  # logical position of the token at visible_start
+    hidden: int  # leading visible tokens that other segments don't see
+
+    @property
+    def num_visible(self) -> int:
+        """Visible tokens."""
+        return self.visible_stop - self.visible_start
+
+    @property
+    def shown_start(self) -> int:
+        """Physical index of the first token that other segments see."""
+        return self.visible_start + self.hidden
+
+    @property
+    def logical_stop(self) -> int:
+        """Logical position behind the last visible token."""
+        return self.logical + self.num_visible
+
+    @property
+    def logical_shown(self) -> int:
+        """Logical position of the first token that other segments see."""
+        return self.logical + self.hidden
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The parsed prompt: its segments in physical order."""
+
+    segments: tuple[Segment, ...]
+    block_size: int  # tokens per KV block
+    anchor: int  # length of the anchor in tokens: the first visible tokens of the head
+    num_tokens: int  # physical length of the prompt
+
+    @property
+    def num_visible(self) -> int:
+        """Visible tokens of the whole prompt."""
+        return sum(s.num_visible for s in self.segments)
+
+    @property
+    def has_control(self) -> bool:
+        """Whether anything distinguishes this prompt from a plain one."""
+        return len(self.segments) > 1 or self.segments[0].kind != "head"
+
+    @property
+    def generates(self) -> bool:
+        """Whether tokens may be generated behind it (it ends in a head or dependent segment)."""
+        return self.segments[-1].kind != "span"
+
+    def canonical(self, segment: Segment) -> int:
+        """Position at which the keys of ``segment`` are rotated when they are stored.
+
+        A span's keys stand right behind the anchor, wherever the span is used; all other keys at their logical
+        position, which their block hash covers.
+        """
+        return self.anchor if segment.kind == "span" else segment.logical
+
+    def context(self, index: int) -> list[Segment]:
+        """Other segments that segment ``index`` sees, in physical order.
+
+        A span sees the anchor only, which the caller adds; a head sees nothing but itself.
+        """
+        me = self.segments[index]
+        if me.kind != "dependent":
+            return []
+        return [
+            s
+            for i, s in enumerate(self.segments)
+            if i != index and s.shown_start < s.visible_stop and s.logical_shown < me.logical
+        ]
+
+
+def parse_layout(
+    token_ids: Sequence[int],
+    *,
+    control: ControlTokens,
+    block_size: int,
+    anchor: Sequence[int] = (),
+    placements: Sequence[Placement] | None = None,
+) -> Layout:
+    """Cut a physical prompt into segments and check every rule of the layout.
+
+    Args:
+        token_ids: the physical prompt, control tokens and padding included; not empty.
+        control: ids of SSEP, PDEP and PAD.
+        block_size: tokens per KV block.
+        anchor: token ids every span sees; must be the prompt's first visible tokens.
+        placements: one per segment, in physical order; ``None`` for logical = physical order.
+
+    Raises:
+        LayoutError: names the token index and the rule that it breaks.
+    """
+    ids = token_ids if isinstance(token_ids, list) else list(token_ids)
+    starts = _segment_starts(ids, control, block_size)
+    bounds = [*starts, len(ids)]
+    visible: list[tuple[int, int]] = []
+    pads = 0
+    for i, start in enumerate(starts):
+        stop = bounds[i + 1]
+        first = start + (ids[start] == control.ssep or ids[start] == control.pdep)
+        last = stop
+        while last > first and ids[last - 1] == control.pad:
+            last -= 1
+        if stop - last >= block_size:
+            raise LayoutError(last, "padding must be shorter than a block")
+        pads += stop - last
+        visible.append((first, last))
+    if pads != ids.count(control.pad):
+        raise LayoutError(_stray_pad(ids, control.pad, visible), "PAD before the end of a segment")
+    kinds = [_kind(ids[s], control) for s in starts]
+    if kinds[-1] != "span" and visible[-1][1] != len(ids):
+        raise LayoutError(visible[-1][1], "a prompt that generates must end in a visible token")
+    _check_anchor(ids, anchor, kinds[0], visible[0])
+    placed = _default_placements(visible) if placements is None else list(placements)
+    if len(placed) != len(starts):
+        raise LayoutError(0, f"{len(placed)} placements for {len(starts)} segments")
+    segments = tuple(
+        Segment(kinds[i], starts[i], bounds[i + 1], *visible[i], placed[i].logical, placed[i].hidden)
+        for i in range(len(starts))
+    )
+    if placements is not None:
+        _check_placements(segments, len(anchor))
+    return Layout(segments, block_size, len(anchor), len(ids))
+
+
+def _kind(token: int, control: ControlTokens) -> SegmentKind:
+    if token == control.ssep:
+        return "span"
+    return "dependent" if token == control.pdep else "head"
+
+
+def _segment_starts(ids: list[int], control: ControlTokens, block_size: int) -> list[int]:
+    if not ids:
+        raise LayoutError(0, "the prompt is empty")
+    marks = (control.ssep, control.pdep)
+    firsts = ids[::block_size]
+    starts = [i * block_size for i, token in enumerate(firsts) if token in marks]
+    for mark, name in zip(marks, ("SSEP", "PDEP"), strict=True):
+        if ids.count(mark) != firsts.count(mark):
+            index = next(i for i, token in enumerate(ids) if token == mark and i % block_size)
+            raise LayoutError(index, f"{name} inside a block: it must be a block's first token")
+    return starts if starts and starts[0] == 0 else [0, *starts]
+
+
+def _stray_pad(ids: list[int], pad: int, visible: list[tuple[int, int]]) -> int:
+    return next(i for first, last in visible for i in range(first, last) if ids[i] == pad)
+
+
+def _check_anchor(ids: list[int], anchor: Sequence[int], kind: SegmentKind, head: tuple[int, int]) -> None:
+    if not anchor:
+        return
+    if kind != "head" or ids[: len(anchor)] != list(anchor) or len(anchor) > head[1]:
+        length = head[1] if kind == "head" else 0
+        index = next((i for i, t in enumerate(anchor) if i >= length or ids[i] != t), 0)
+        raise LayoutError(index, "the prompt's first visible tokens must be the declared anchor")
+
+
+def _default_placements(visible: list[tuple[int, int]]) -> list[Placement]:
+    placed: list[Placement] = []
+    at = 0
+    for first, last in visible:
+        placed.append(Placement(at))
+        at += last - first
+    return placed
+
+
+def _check_placements(segments: tuple[Segment, ...], anchor: int) -> None:
+    for s in segments:
+        if not 0 <= s.hidden <= s.num_visible:
+            raise LayoutError(s.start, f"hidden={s.hidden} of {s.num_visible} visible tokens")
+        if s.kind != "span" and s.hidden:
+            raise LayoutError(s.start, "only a span can hide tokens")
+        lowest = anchor if s.kind == "span" else 0
+        if s.logical < lowest:
+            raise LayoutError(s.start, f"logical position {s.logical} is before {lowest}")
+        if s.kind == "head" and s.logical:
+            raise LayoutError(s.start, "the head's logical position is 0")
+    shown = sorted((s for s in segments if s.shown_start < s.visible_stop), key=lambda s: s.logical_shown)
+    for a, b in zip(shown, shown[1:], strict=False):
+        if a.logical_stop > b.logical_shown:
+            raise LayoutError(b.start, f"logical ranges overlap with the segment at token {a.start}")
+    for i, s in enumerate(segments):
+        if s.kind != "dependent":
+            continue
+        late = next((t for t in segments[i + 1 :] if t in shown and t.logical_shown < s.logical), None)
+        if late is not None:
+            raise LayoutError(s.start, f"it needs the segment at token {late.start}, which comes physically later")
+    tail = segments[-1]
+    if tail.kind != "span" and any(s.logical_stop > tail.logical for s in segments[:-1]):
+        raise LayoutError(tail.start, "the last segment must also be logically last")
