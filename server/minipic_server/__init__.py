@@ -1,0 +1,1 @@
+"""MiniPIC's vLLM plugin: position-independent KV caching without a fork."""
