@@ -78,6 +78,7 @@ class Layout:
     segments: tuple[Segment, ...]
     block_size: int  # tokens per KV block
     anchor: int  # length of the anchor in tokens: the first visible tokens of the head
+    head_at: int  # physical start of the head; 0 unless the engine moved cached spans before it
     num_tokens: int  # physical length of the prompt
 
     @property
@@ -125,6 +126,7 @@ def parse_layout(
     block_size: int,
     anchor: Sequence[int] = (),
     placements: Sequence[Placement] | None = None,
+    head_at: int = 0,
 ) -> Layout:
     """Cut a physical prompt into segments and check every rule of the layout.
 
@@ -134,12 +136,15 @@ def parse_layout(
         block_size: tokens per KV block.
         anchor: token ids every span sees; must be the prompt's first visible tokens.
         placements: one per segment, in physical order; ``None`` for logical = physical order.
+        head_at: block-aligned index at which the head begins; other than 0 it needs ``placements``.
 
     Raises:
         LayoutError: names the token index and the rule that it breaks.
     """
     ids = token_ids if isinstance(token_ids, list) else list(token_ids)
-    starts = _segment_starts(ids, control, block_size)
+    starts = _segment_starts(ids, control, block_size, head_at)
+    if head_at and placements is None:
+        raise LayoutError(head_at, "a head that isn't first needs placements")
     bounds = [*starts, len(ids)]
     visible: list[tuple[int, int]] = []
     pads = 0
@@ -158,7 +163,8 @@ def parse_layout(
     kinds = [_kind(ids[s], control) for s in starts]
     if kinds[-1] != "span" and visible[-1][1] != len(ids):
         raise LayoutError(visible[-1][1], "a prompt that generates must end in a visible token")
-    _check_anchor(ids, anchor, kinds[0], visible[0])
+    head = next((v for k, v in zip(kinds, visible, strict=True) if k == "head"), (head_at, head_at))
+    _check_anchor(ids, anchor, head)
     placed = _default_placements(visible) if placements is None else list(placements)
     if len(placed) != len(starts):
         raise LayoutError(0, f"{len(placed)} placements for {len(starts)} segments")
@@ -168,7 +174,7 @@ def parse_layout(
     )
     if placements is not None:
         _check_placements(segments, len(anchor))
-    return Layout(segments, block_size, len(anchor), len(ids))
+    return Layout(segments, block_size, len(anchor), head_at, len(ids))
 
 
 def _kind(token: int, control: ControlTokens) -> SegmentKind:
@@ -177,9 +183,11 @@ def _kind(token: int, control: ControlTokens) -> SegmentKind:
     return "dependent" if token == control.pdep else "head"
 
 
-def _segment_starts(ids: list[int], control: ControlTokens, block_size: int) -> list[int]:
+def _segment_starts(ids: list[int], control: ControlTokens, block_size: int, head_at: int) -> list[int]:
     if not ids:
         raise LayoutError(0, "the prompt is empty")
+    if head_at % block_size or not 0 <= head_at < len(ids):
+        raise LayoutError(head_at, "the head must start at a block of the prompt")
     marks = (control.ssep, control.pdep)
     firsts = ids[::block_size]
     starts = [i * block_size for i, token in enumerate(firsts) if token in marks]
@@ -187,20 +195,22 @@ def _segment_starts(ids: list[int], control: ControlTokens, block_size: int) -> 
         if ids.count(mark) != firsts.count(mark):
             index = next(i for i, token in enumerate(ids) if token == mark and i % block_size)
             raise LayoutError(index, f"{name} inside a block: it must be a block's first token")
-    return starts if starts and starts[0] == 0 else [0, *starts]
+    starts = sorted({head_at, *starts})
+    if starts[0]:
+        raise LayoutError(0, "the prompt must start with its head or a control token")
+    return starts
 
 
 def _stray_pad(ids: list[int], pad: int, visible: list[tuple[int, int]]) -> int:
     return next(i for first, last in visible for i in range(first, last) if ids[i] == pad)
 
 
-def _check_anchor(ids: list[int], anchor: Sequence[int], kind: SegmentKind, head: tuple[int, int]) -> None:
-    if not anchor:
-        return
-    if kind != "head" or ids[: len(anchor)] != list(anchor) or len(anchor) > head[1]:
-        length = head[1] if kind == "head" else 0
-        index = next((i for i, t in enumerate(anchor) if i >= length or ids[i] != t), 0)
-        raise LayoutError(index, "the prompt's first visible tokens must be the declared anchor")
+def _check_anchor(ids: list[int], anchor: Sequence[int], head: tuple[int, int]) -> None:
+    first, last = head
+    opening = ids[first : min(last, first + len(anchor))]
+    if opening != list(anchor):
+        wrong = next((i for i, t in enumerate(anchor) if i >= len(opening) or opening[i] != t), 0)
+        raise LayoutError(first + wrong, "the prompt's first visible tokens must be the declared anchor")
 
 
 def _default_placements(visible: list[tuple[int, int]]) -> list[Placement]:

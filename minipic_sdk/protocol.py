@@ -15,7 +15,7 @@ from minipic_sdk.layout import ControlTokens, Layout, Placement, parse_layout
 XARGS_KEY: Final = "minipic"
 LAYOUT_VERSION: Final = 1
 
-_FIELDS: Final = {"v", "anchor", "fingerprint", "public", "placements", "names"}
+_FIELDS: Final = {"v", "anchor", "fingerprint", "public", "placements", "head_at", "names"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,13 @@ class RequestMeta:
     fingerprint: str | None = None  # of the profile it was composed with; the server answers 409 if stale
     public: tuple[int, ...] = ()  # ordinals of spans (0 = first SSEP block) shared across cache salts
     placements: tuple[Placement, ...] | None = None  # per segment; None: logical = physical order
+    head_at: int = 0  # physical start of the head: the engine may place cached spans before it
     names: tuple[str, ...] = ()  # one per span, for status and logs only
 
     def to_json(self) -> str:
         """The string to send as ``vllm_xargs["minipic"]``; defaults are left out."""
         body: dict[str, Any] = {"v": LAYOUT_VERSION}
-        for key in ("anchor", "fingerprint", "public", "placements", "names"):
+        for key in ("anchor", "fingerprint", "public", "placements", "head_at", "names"):
             value = getattr(self, key)
             if value:
                 body[key] = value
@@ -60,19 +61,28 @@ class RequestMeta:
         fingerprint = body.get("fingerprint")
         if fingerprint is not None and not isinstance(fingerprint, str):
             raise LayoutError(None, "fingerprint must be a string")
+        head_at = body.get("head_at", 0)
+        if type(head_at) is not int:
+            raise LayoutError(None, "head_at must be an integer")
         raw = body.get("placements")
         return cls(
             anchor=_ints(body, "anchor"),
             fingerprint=fingerprint,
             public=_ints(body, "public"),
             placements=None if raw is None else _placements(raw),
+            head_at=head_at,
             names=_strings(body, "names"),
         )
 
     def parse(self, token_ids: Sequence[int], *, control: ControlTokens, block_size: int) -> Layout:
         """The layout of ``token_ids`` under this metadata; raises ``LayoutError``."""
         layout = parse_layout(
-            token_ids, control=control, block_size=block_size, anchor=self.anchor, placements=self.placements
+            token_ids,
+            control=control,
+            block_size=block_size,
+            anchor=self.anchor,
+            placements=self.placements,
+            head_at=self.head_at,
         )
         spans = sum(s.kind == "span" for s in layout.segments)
         if bad := [n for n in self.public if not 0 <= n < spans]:

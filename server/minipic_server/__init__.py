@@ -1,1 +1,5 @@
 """MiniPIC's vLLM plugin: position-independent KV caching without a fork."""
+
+from minipic_server.engine import engine_kwargs
+
+__all__ = ["engine_kwargs"]

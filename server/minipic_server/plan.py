@@ -62,7 +62,7 @@ class RequestPlan:
     @classmethod
     def from_layout(cls, layout: Layout) -> "RequestPlan":
         """Compile ``layout``: O(segments squared) for many dependent segments, else linear."""
-        anchor = (Run(0, layout.anchor, 0),) if layout.anchor else ()
+        anchor = (Run(layout.head_at, layout.anchor, 0),) if layout.anchor else ()
         plans: list[SegmentPlan] = []
         for i, s in enumerate(layout.segments):
             if s.kind == "span":

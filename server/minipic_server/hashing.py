@@ -1,0 +1,145 @@
+"""Block hashes of span requests: where the chain restarts, and what a dependent block depends on.
+
+Stock vLLM chains every block's hash from the prompt's first token (v1/core/kv_cache_utils.py). Here (paper section
+3.1, DESIGN invariants I1, I4-I6):
+
+* head blocks hash exactly as stock does, so that a long system prompt is cached once for all; a head block with
+  padding has another domain, since a plain request with those ids would see them,
+* a span's chain starts from a root over the domain, the anchor's ids, the salt (unless the span is public): never
+  from what stands before it,
+* a dependent segment's chain starts from a root over every segment it sees, in logical order, with their places;
+  the salt always, so it can't outlive what it depends on.
+
+LoRA keys go into every block, as stock does. Hashes don't depend on physical order, so arranging a prompt
+(docs/adr/0002) never changes them.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, hash_block_tokens
+
+from minipic_sdk.layout import Layout, Segment
+from minipic_sdk.protocol import LAYOUT_VERSION
+from minipic_server.config import SpanConfig
+from minipic_server.state import SpanState, known_state, span_state
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+HashFn = Callable[[Any], bytes]
+BlockHasher = Callable[["Request"], list[bytes]]
+
+MEMO_BLOCKS = 1 << 18  # block hashes remembered of recent spans: about 30 MB
+
+
+class SpanHasher:
+    """Drop-in for vLLM's request block hasher; plain requests go straight to the stock one."""
+
+    def __init__(self, config: SpanConfig, hash_fn: HashFn, stock: BlockHasher) -> None:
+        self._config = config
+        self._hash = hash_fn
+        self._stock = stock
+        self._domain = ("minipic", LAYOUT_VERSION, config.model, tuple(config.control), config.block_size)
+        self._memo: OrderedDict[tuple[Any, ...], list[bytes]] = OrderedDict()
+        self._memo_blocks = 0
+
+    def __call__(self, request: "Request") -> list[bytes]:
+        """Hashes of the request's full blocks that have none yet."""
+        state = span_state(request, self._config)
+        if state is None:
+            return self._stock(request)
+        total = request.num_tokens // self._config.block_size
+        if total <= len(request.block_hashes):
+            return []
+        known = list(request.block_hashes)
+        fresh: list[bytes] = []
+        for segment in state.layout.segments:
+            last = segment is state.layout.segments[-1]
+            stop = total if last else segment.stop // self._config.block_size
+            done = len(known)
+            if stop > done:
+                fresh += self._extend(request, state, segment, known, done, stop)
+        if not state.hashes:
+            state.hashes = known[: request.num_prompt_tokens // self._config.block_size]
+        return fresh
+
+    def _extend(
+        self, request: "Request", state: SpanState, segment: Segment, known: list[bytes], done: int, stop: int
+    ) -> list[bytes]:
+        size = self._config.block_size
+        first = segment.start // size
+        root = known[done - 1] if done > first else self._root(request, state, segment, known)
+        extra = _extra_keys(request)
+        ids = request.all_token_ids[done * size : stop * size]
+        if segment.kind == "span" and done == first:
+            new = self._remembered(root, ids, extra)
+        else:
+            new = self._chain(request, state.layout, segment, root, ids, extra, done)
+        known += new
+        return new
+
+    def _chain(
+        self,
+        request: "Request",
+        layout: Layout,
+        segment: Segment,
+        parent: bytes | None,
+        ids: list[int],
+        extra: tuple[Any, ...] | None,
+        first: int,
+    ) -> list[bytes]:
+        size = self._config.block_size
+        out: list[bytes] = []
+        for i in range(len(ids) // size):
+            keys = extra
+            if segment.kind == "head":
+                begin = (first + i) * size - segment.start
+                # A head moved by the engine still hashes as the prompt's beginning: salt in its first block.
+                keys = generate_block_hash_extra_keys(request, begin, begin + size, 0)[0]
+                if segment is not layout.segments[-1] and segment.start + begin + size > segment.visible_stop:
+                    keys = (*(keys or ()), (self._domain, "head padding"))
+            parent = hash_block_tokens(self._hash, parent, ids[i * size : (i + 1) * size], keys)
+            out.append(parent)
+        return out
+
+    def _remembered(self, root: bytes, ids: list[int], extra: tuple[Any, ...] | None) -> list[bytes]:
+        """A span's chain; spans come back by the thousand, so it is hashed once and looked up after that."""
+        key = (root, extra, tuple(ids))
+        hashes = self._memo.get(key)
+        if hashes is None:
+            size, hashes, parent = self._config.block_size, [], root
+            for at in range(0, len(ids) - size + 1, size):
+                parent = hash_block_tokens(self._hash, parent, ids[at : at + size], extra)
+                hashes.append(parent)
+            self._memo[key] = hashes
+            self._memo_blocks += len(hashes)
+            while self._memo_blocks > MEMO_BLOCKS and len(self._memo) > 1:
+                self._memo_blocks -= len(self._memo.popitem(last=False)[1])
+        else:
+            self._memo.move_to_end(key)
+        return list(hashes)
+
+    def _root(self, request: "Request", state: SpanState, segment: Segment, known: list[bytes]) -> bytes | None:
+        if segment.kind == "head":
+            return None
+        if segment.kind == "span":
+            ordinal = sum(s.kind == "span" and s.start < segment.start for s in state.layout.segments)
+            salt = None if ordinal in state.meta.public else request.cache_salt
+            return self._hash((self._domain, "span", state.meta.anchor, salt))
+        layout, size = state.layout, self._config.block_size
+        seen = sorted(layout.context(layout.segments.index(segment)), key=lambda s: s.logical_shown)
+        fold = tuple((s.kind, known[s.stop // size - 1], s.logical, s.hidden) for s in seen)
+        return self._hash((self._domain, "dependent", request.cache_salt, segment.logical, fold))
+
+
+def _extra_keys(request: "Request") -> tuple[Any, ...] | None:
+    """LoRA keys of a block that isn't the prompt's first, hence without the salt stock adds there."""
+    return generate_block_hash_extra_keys(request, 1, 2, 0)[0]
+
+
+def span_keys(request: "Request") -> list[bytes]:
+    """Content key of each span of a hashed request, in physical order: the hash of its last block."""
+    state = known_state(request)
+    return [hashes[-1] for _, hashes in state.span_hashes() if hashes] if state else []

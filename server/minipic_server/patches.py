@@ -1,0 +1,102 @@
+"""Every patch of vLLM internals, and nothing else: `tests/server/test_upstream_compatibility.py` pins what they rely on.
+
+A patch wraps the original and leaves requests that did not opt in to it alone. What a subclass or a registered hook
+can do is done there instead (scheduler, workers, attention backends, HTTP routes).
+"""
+
+from typing import Any
+
+from minipic_server.config import SpanConfig
+from minipic_server.hashing import SpanHasher
+from minipic_server.refusals import check_config
+from minipic_server.state import opted_in
+from minipic_server.validation import check_completion, check_request
+
+_MARK = "_minipic_patched"
+
+
+def _replace(owner: Any, name: str, replacement: Any) -> None:
+    """Set ``owner.name`` once: vLLM loads plugins several times in a process."""
+    setattr(replacement, _MARK, True)
+    setattr(owner, name, replacement)
+
+
+def _patched(owner: Any, name: str) -> bool:
+    return getattr(getattr(owner, name), _MARK, False)
+
+
+def apply() -> None:
+    """Patch this process; idempotent."""
+    from vllm.v1.engine import core
+
+    if _patched(core.EngineCore, "__init__"):
+        return
+    _hash_spans(core)
+    _answer_questions(core)
+    _check_requests()
+    _plan_on_gpu()
+
+
+def _hash_spans(core: Any) -> None:
+    """EngineCore builds its block hasher by a name imported into its module; ours wraps it."""
+    stock, start = core.get_request_block_hasher, core.EngineCore.__init__
+    current: list[SpanConfig | None] = [None]
+
+    def start_engine(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        current[0] = SpanConfig.of(vllm_config)
+        if current[0] is not None:
+            check_config(vllm_config)
+        start(self, vllm_config, *args, **kwargs)
+
+    def get_hasher(block_size: int, hash_fn: Any) -> Any:
+        plain = stock(block_size, hash_fn)
+        return plain if current[0] is None else SpanHasher(current[0], hash_fn, plain)
+
+    _replace(core.EngineCore, "__init__", start_engine)
+    _replace(core, "get_request_block_hasher", get_hasher)
+
+
+def _answer_questions(core: Any) -> None:
+    """Utility methods are dispatched by name on EngineCore; the scheduler knows the answers."""
+
+    def minipic(self: Any, operation: str, payload: Any) -> Any:
+        return self.scheduler.minipic(operation, payload)
+
+    _replace(core.EngineCore, "minipic", minipic)
+
+
+def _check_requests() -> None:
+    """All front ends, HTTP and offline, pass ``InputProcessor.process_inputs``; a ValueError there is a 400."""
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    process, convert = InputProcessor.process_inputs, CompletionRequest.to_sampling_params
+
+    def process_inputs(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        request = process(self, request_id, prompt, params, *args, **kwargs)
+        if opted_in(request.sampling_params) is not None:
+            check_request(self.vllm_config, request, prompt)
+        return request
+
+    def to_sampling_params(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check_completion(self)
+        return convert(self, *args, **kwargs)
+
+    _replace(InputProcessor, "process_inputs", process_inputs)
+    _replace(CompletionRequest, "to_sampling_params", to_sampling_params)
+
+
+def _plan_on_gpu() -> None:
+    """Model runner V2 asks this function for the class that prepares a model's attention metadata."""
+    from vllm.v1.worker.gpu import model_states
+
+    resolve = model_states.resolve_model_state_cls
+
+    def resolve_model_state_cls(vllm_config: Any, model: Any) -> Any:
+        if SpanConfig.of(vllm_config) is None:
+            return resolve(vllm_config, model)
+        from minipic_server.gpu.model_state import span_model_state_cls
+
+        return span_model_state_cls(resolve(vllm_config, model))
+
+    _replace(model_states, "resolve_model_state_cls", resolve_model_state_cls)

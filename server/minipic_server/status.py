@@ -1,0 +1,87 @@
+"""Why a span was a hit or had to be computed: what a response tells the user about every span.
+
+Decided when the request arrives, before any of its spans is filled. Names and keys are remembered per salt, so that a
+status never tells one tenant what another one has cached (I5).
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from minipic_server.arrange import resident_blocks
+from minipic_server.state import SpanState
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+REMEMBERED = 1 << 16  # spans and names; the oldest are forgotten
+
+
+class SpanHistory:
+    """What this engine has seen, bounded."""
+
+    def __init__(self, limit: int = REMEMBERED) -> None:
+        self._limit = limit
+        self._keys: OrderedDict[tuple[str | None, bytes], None] = OrderedDict()
+        self._names: OrderedDict[tuple[str | None, str], bytes] = OrderedDict()
+
+    def describe(
+        self,
+        request: "Request",
+        state: SpanState,
+        is_cached: Callable[[bytes], bool],
+        in_flight: Callable[[bytes], bool],
+    ) -> list[dict[str, object]]:
+        """One status per span in physical order: name, key, status, reason, tokens, blocks; then remembers them."""
+        out: list[dict[str, object]] = []
+        for ordinal, (segment, hashes) in enumerate(state.span_hashes()):
+            public = ordinal in state.meta.public
+            scope = None if public else request.cache_salt
+            name = state.meta.names[ordinal] if state.meta.names else f"span {ordinal}"
+            key = hashes[-1] if hashes else b""
+            have = resident_blocks(hashes, is_cached)
+            hit = bool(hashes) and have == len(hashes)
+            reason = None if hit else self._reason(scope, name, key, have, in_flight)
+            out.append(
+                {
+                    "name": name,
+                    "key": key.hex()[:32],
+                    "status": "hit" if hit else "computed",
+                    "reason": reason,
+                    "tokens": segment.num_visible,
+                    "blocks": len(hashes),
+                }
+            )
+            self._remember(scope, name if state.meta.names else None, key)
+        return out
+
+    def _reason(
+        self, scope: str | None, name: str, key: bytes, have: int, in_flight: Callable[[bytes], bool]
+    ) -> str:
+        if not key:
+            return "shorter than a block"
+        if in_flight(key):
+            return "prefetch still running"
+        if (scope, key) in self._keys:
+            return "partly evicted" if have else "evicted"
+        if scope is not None and (None, key) in self._keys:
+            return "salt differs"
+        known = self._names.get((scope, name))
+        if known is not None and known != key:
+            return f"text changed: another version of {name!r} was seen"
+        return "first seen"
+
+    def _remember(self, scope: str | None, name: str | None, key: bytes) -> None:
+        _put(self._keys, (scope, key), None, self._limit)
+        if name is not None:
+            _put(self._names, (scope, name), key, self._limit)
+
+
+def _put(table: "OrderedDict[_K, _V]", key: _K, value: _V, limit: int) -> None:
+    table[key] = value
+    table.move_to_end(key)
+    if len(table) > limit:
+        table.popitem(last=False)

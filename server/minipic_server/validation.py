@@ -1,0 +1,74 @@
+"""Refusing malformed span requests in the front end, before the engine sees them (I6, I9).
+
+Everything here ends in a 4xx that names the token index and the rule; ``ValueError`` becomes a 400 in vLLM.
+"""
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from vllm.exceptions import GracefulHTTPError
+
+from minipic_sdk.errors import LayoutError
+from minipic_sdk.protocol import XARGS_KEY, RequestMeta
+from minipic_server.config import SpanConfig
+from minipic_server.state import opted_in
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.engine import EngineCoreRequest
+
+
+class ProfileMismatch(GracefulHTTPError, ValueError):
+    """The request was composed with another profile than the server's: HTTP 409."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, HTTPStatus.CONFLICT)
+
+
+def check_request(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any) -> None:
+    """Validate a processed request that opted in; plain requests return at once.
+
+    Also masks the control tokens from sampling in the request's own copy of its parameters.
+
+    Raises:
+        ValueError: with the index and the rule; ProfileMismatch for a stale fingerprint.
+    """
+    params = request.sampling_params
+    text = opted_in(params)
+    if text is None or params is None:
+        return
+    config = SpanConfig.of(vllm_config)
+    if config is None:
+        raise ValueError(f"vllm_xargs[{XARGS_KEY!r}]: this server was not started for spans")
+    if request.prompt_token_ids is None or request.prompt_embeds is not None or request.mm_features:
+        raise ValueError("span requests take token ids only")
+    if isinstance(prompt, dict) and prompt.get("prompt") is not None:
+        # Text that end users typed may spell a control token; ids come from compose, which can't produce one.
+        raise ValueError("span requests take token ids, not text: compose the prompt with the SDK")
+    meta = RequestMeta.from_json(text)
+    if meta.fingerprint and config.fingerprint and meta.fingerprint != config.fingerprint:
+        raise ProfileMismatch(
+            f"stale profile: the prompt was composed with fingerprint {meta.fingerprint}, this server has "
+            f"{config.fingerprint} (another tokenizer, chat template, block size, control ids, anchor or plugin "
+            "version); fetch GET /v1/minipic/profile and compose again"
+        )
+    if meta.head_at:
+        raise LayoutError(None, "head_at is set by the engine only")
+    layout = meta.parse(request.prompt_token_ids, control=config.control, block_size=config.block_size)
+    limit = vllm_config.model_config.max_model_len
+    if any(s.logical_stop > limit for s in layout.segments):
+        raise LayoutError(None, f"a logical position reaches beyond max_model_len={limit}")
+    if not layout.generates and (params.max_tokens or 0) > 1:
+        raise LayoutError(layout.segments[-1].start, "a prompt that generates must not end in a span")
+    if params.prompt_logprobs is not None:
+        raise ValueError("prompt_logprobs are not available for span requests")
+    params.logit_bias = {**(params.logit_bias or {}), **dict.fromkeys(config.control, float("-inf"))}
+
+
+def check_completion(body: Any) -> None:
+    """Refuse what would hand physical prompt ids or text back to the client."""
+    if XARGS_KEY not in (body.vllm_xargs or {}):
+        return
+    for option in ("echo", "return_token_ids", "suffix", "use_beam_search"):
+        if getattr(body, option, None):
+            raise ValueError(f"{option} is not available for span requests (vllm_xargs[{XARGS_KEY!r}] is set)")
