@@ -37,7 +37,7 @@ MEMO_BLOCKS = 1 << 18  # block hashes remembered of recent spans: about 30 MB
 class SpanHasher:
     """Drop-in for vLLM's request block hasher; plain requests go straight to the stock one."""
 
-    def __init__(self, config: SpanConfig, hash_fn: HashFn, stock: BlockHasher) -> None:
+    def __init__(self, config: SpanConfig, hash_fn: HashFn, stock: BlockHasher | None) -> None:
         self._config = config
         self._hash = hash_fn
         self._stock = stock
@@ -49,6 +49,7 @@ class SpanHasher:
         """Hashes of the request's full blocks that have none yet."""
         state = span_state(request, self._config)
         if state is None:
+            assert self._stock is not None, "only the engine's own hasher hashes plain requests"
             return self._stock(request)
         total = request.num_tokens // self._config.block_size
         if total <= len(request.block_hashes):
@@ -121,13 +122,25 @@ class SpanHasher:
             self._memo.move_to_end(key)
         return list(hashes)
 
+    def span_chain(self, ids: list[int], anchor: tuple[int, ...], salt: str | None) -> list[bytes]:
+        """Hashes of a padded span on its own, as any request without LoRA would have them.
+
+        Args:
+            ids: the span's physical tokens, SSEP first, a multiple of the block size.
+            anchor: ids of the anchor it is computed behind.
+            salt: ``None`` for public spans and requests without a salt.
+        """
+        return self._remembered(self._span_root(anchor, salt), ids, None)
+
+    def _span_root(self, anchor: tuple[int, ...], salt: str | None) -> bytes:
+        return self._hash((self._domain, "span", anchor, salt))
+
     def _root(self, request: "Request", state: SpanState, segment: Segment, known: list[bytes]) -> bytes | None:
         if segment.kind == "head":
             return None
         if segment.kind == "span":
             ordinal = sum(s.kind == "span" and s.start < segment.start for s in state.layout.segments)
-            salt = None if ordinal in state.meta.public else request.cache_salt
-            return self._hash((self._domain, "span", state.meta.anchor, salt))
+            return self._span_root(state.meta.anchor, None if ordinal in state.meta.public else request.cache_salt)
         layout, size = state.layout, self._config.block_size
         seen = sorted(layout.context(layout.segments.index(segment)), key=lambda s: s.logical_shown)
         fold = tuple((s.kind, known[s.stop // size - 1], s.logical, s.hidden) for s in seen)

@@ -11,9 +11,9 @@ vLLM's code paths unchanged; a span request differs in three moments:
   number of steps, so nothing can starve.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
+from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -21,9 +21,10 @@ from vllm.v1.request import Request
 
 from minipic_server.arrange import arrange, resident_blocks
 from minipic_server.config import SpanConfig
+from minipic_server.hashing import SpanHasher
 from minipic_server.residency import Residency
 from minipic_server.state import SpanState, known_state
-from minipic_server.status import SpanHistory
+from minipic_server.status import KEY_DIGITS, SpanHistory
 
 MAX_WAIT_STEPS = 256  # then it computes the span itself
 REQUESTS_REMEMBERED = 4096  # statuses kept for clients that stream and ask afterwards
@@ -38,6 +39,7 @@ class _SpanScheduling(Scheduler):
         if config is None:
             raise ValueError("this engine was not started for spans: use `minipic serve` or engine_kwargs()")
         self.span_config = config
+        self.span_hasher = SpanHasher(config, get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo), None)
         self.residency = Residency(self.kv_cache_manager.block_pool)
         self.history = SpanHistory()
         self.span_log: dict[str, list[dict[str, object]]] = {}
@@ -119,15 +121,17 @@ class _SpanScheduling(Scheduler):
     def minipic(self, operation: str, payload: Any) -> Any:
         """Answer a question of the HTTP routes; reached through ``EngineCore.minipic``."""
         if operation == "lookup":
-            return [self._lookup(hashes) for hashes in payload]
+            return [self._lookup(**span) for span in payload]
         if operation == "statuses":
             return self.span_log.get(payload)
         if operation == "stats":
             return {**self.span_counts, **self.residency.usage()}
         raise ValueError(f"unknown operation {operation!r}")
 
-    def _lookup(self, hashes: Iterable[bytes]) -> int:
-        return resident_blocks(list(hashes), self.residency.has)
+    def _lookup(self, ids: list[int], anchor: list[int], salt: str | None) -> tuple[str, int, int]:
+        """Key, blocks and leading resident blocks of a span; computes nothing and refreshes nothing."""
+        hashes = self.span_hasher.span_chain(ids, tuple(anchor), salt)
+        return hashes[-1].hex()[:KEY_DIGITS], len(hashes), resident_blocks(hashes, self.residency.has)
 
 
 class SpanScheduler(_SpanScheduling):

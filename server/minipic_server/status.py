@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
+KEY_DIGITS = 32  # of a span key shown to people: 128 bits
 REMEMBERED = 1 << 16  # spans and names; the oldest are forgotten
 
 
@@ -48,7 +49,7 @@ class SpanHistory:
             out.append(
                 {
                     "name": name,
-                    "key": key.hex()[:32],
+                    "key": key.hex()[:KEY_DIGITS],
                     "status": "hit" if hit else "computed",
                     "reason": reason,
                     "tokens": segment.num_visible,
