@@ -1,0 +1,1 @@
+"""What the engine must compute, worked out without any of the product's code (DESIGN section 3, I3)."""

@@ -1,0 +1,1 @@
+"""Small prompts whose segments, positions and visibility were worked out by hand."""
