@@ -1,0 +1,97 @@
+"""A request's plan as arrays, so that a step costs microseconds however many spans a prompt has.
+
+``plan.RequestPlan`` is the readable form that the CPU backend uses; this is the same, compiled once when the worker
+gets the request. A 128k prompt has a thousand spans, and every decode step looks at all of them.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from minipic_server.plan import RequestPlan
+
+FAR = 1 << 30  # physical end of a segment that goes on with what is generated
+
+
+class RowRuns(NamedTuple):
+    """A row of a step (plan.Row) with its context as an array."""
+
+    request: int  # index of the request in the step's batch
+    query_start: int  # index of its first query token in the step's batch
+    query_len: int
+    context: np.ndarray  # int32 start, length, turn of each run. [runs, 3]
+    own_start: int
+    own_len: int
+    context_keys: int  # keys in ``context``
+
+
+@dataclass(slots=True)
+class RequestRuns:
+    """Segments and runs of one span request."""
+
+    first: np.ndarray  # physical index of each segment's first visible token, ascending. [segments]
+    stop: np.ndarray  # behind its last visible token, FAR if it goes on. [segments]
+    canonical: np.ndarray  # position of the token at ``first``. [segments]
+    contexts: list[np.ndarray]  # per segment; shared arrays where contexts are equal
+    keys: list[int]  # keys in each context
+
+    @classmethod
+    def compile(cls, plan: RequestPlan) -> "RequestRuns":
+        """From the readable plan."""
+        seen: dict[int, np.ndarray] = {}
+        contexts: list[np.ndarray] = []
+        for s in plan.segments:
+            if id(s.context) not in seen:
+                seen[id(s.context)] = np.array(s.context, dtype=np.int32).reshape(-1, 3)
+            contexts.append(seen[id(s.context)])
+        sums = {id(c): int(c[:, 1].sum()) for c in seen.values()}
+        return cls(
+            np.array([s.visible_start for s in plan.segments], dtype=np.int64),
+            np.array([min(s.visible_stop, FAR) for s in plan.segments], dtype=np.int64),
+            np.array([s.canonical for s in plan.segments], dtype=np.int64),
+            contexts,
+            [sums[id(c)] for c in contexts],
+        )
+
+    @classmethod
+    def plain(cls) -> "RequestRuns":
+        """A request without control tokens, for devices where stock attention can't serve it."""
+        zero = np.zeros(1, dtype=np.int64)
+        return cls(zero, zero + FAR, zero, [np.empty((0, 3), dtype=np.int32)], [0])
+
+    @property
+    def most_runs(self) -> int:
+        """Runs that a decode step of this request reads, its own included."""
+        return len(self.contexts[-1]) + 1
+
+    def plan(
+        self, request: int, query_start: int, computed: int, scheduled: int, positions: np.ndarray
+    ) -> list[RowRuns]:
+        """Rows of a step that computes physical tokens [computed, computed + scheduled).
+
+        Args:
+            request: index in the step's batch.
+            query_start: index of its first scheduled token in the step's batch.
+            computed: tokens whose KV is in the cache already.
+            scheduled: tokens computed in this step.
+            positions: canonical positions, written for these tokens: 0 where invisible. [batch tokens]
+        """
+        end = computed + scheduled
+        i = len(self.first) - 1
+        if computed < self.first[i]:  # not in the last segment yet: find the first that isn't done
+            i = int(np.searchsorted(self.stop, computed, side="right"))
+        rows: list[RowRuns] = []
+        mine = positions[query_start : query_start + scheduled]
+        mine[:] = 0
+        while i < len(self.first) and self.first[i] < end:
+            own_start = int(self.first[i])
+            first, last = max(own_start, computed), min(int(self.stop[i]), end)
+            if first < last:
+                at = int(self.canonical[i]) - own_start
+                mine[first - computed : last - computed] = np.arange(first + at, last + at)
+                where = query_start + first - computed
+                keys = self.contexts[i], own_start, last - own_start, self.keys[i]
+                rows.append(RowRuns(request, where, last - first, *keys))
+            i += 1
+        return rows

@@ -1,0 +1,170 @@
+"""int32 tables that the kernels read, from a step's rows; vectorised over the whole batch.
+
+A row's keys, context first, then its own, count from 0: its *span of work*. It is cut into chunks of equal length,
+one task each, so that every program of a launch has about as much to do.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from minipic_server.gpu.runs import RowRuns
+from minipic_server.kernels.attend.kernel import ALL_VISIBLE, MERGE_FIELDS, TASK_FIELDS
+from minipic_server.kernels.gather.kernel import MOVE_FIELDS, TILE
+
+MIN_CHUNK = 256  # keys of a task: less isn't worth a merge
+
+
+class FlatRuns(NamedTuple):
+    """All runs of several rows, in row order."""
+
+    run: np.ndarray  # start, length, turn, limit. [runs, 4]
+    row: np.ndarray  # index of the row each belongs to. [runs]
+    before: np.ndarray  # keys of the same row in earlier runs. [runs]
+    total: np.ndarray  # keys of each row. [rows]
+
+    @classmethod
+    def of(cls, rows: Sequence[RowRuns]) -> "FlatRuns":
+        """Flatten; every row has at least its own run, which is not empty."""
+        counts = np.fromiter((len(r.context) + 1 for r in rows), dtype=np.int64, count=len(rows))
+        ends = counts.cumsum()
+        run = np.empty((int(ends[-1]), 4), dtype=np.int32)
+        run[:, 3] = ALL_VISIBLE
+        own = ends - 1
+        in_context = np.ones(len(run), dtype=bool)
+        in_context[own] = False
+        run[in_context, :3] = np.concatenate([r.context for r in rows])
+        run[own] = [(r.own_start, r.own_len, 0, r.own_len - r.query_len) for r in rows]
+        done = run[:, 1].astype(np.int64).cumsum()
+        row = np.repeat(np.arange(len(rows)), counts)
+        row_start = np.concatenate(([0], done[own][:-1]))
+        return cls(run, row, done - run[:, 1] - row_start[row], done[own] - row_start)
+
+    def cut(self, chunk: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Cut at every multiple of ``chunk`` keys of a row.
+
+        Returns:
+            pieces: start, length, turn, limit. [pieces, 4]
+            source: the run each is part of. [pieces]
+            number: which chunk of its row each belongs to. [pieces]
+        """
+        ends = self.before + self.run[:, 1]
+        first = self.before // chunk
+        counts = (ends - 1) // chunk - first + 1
+        source = np.repeat(np.arange(len(self.run)), counts)
+        starts = counts.cumsum() - counts
+        number = np.arange(len(source)) - starts[source] + first[source]
+        lo = np.maximum(self.before[source], number * chunk)
+        hi = np.minimum(ends[source], (number + 1) * chunk)
+        skipped = lo - self.before[source]
+        pieces = self.run[source]
+        pieces[:, 0] += skipped
+        pieces[:, 1] = hi - lo
+        own = pieces[:, 3] != ALL_VISIBLE
+        pieces[own, 3] -= skipped[own]
+        return pieces, source, number
+
+
+class AttendTables(NamedTuple):
+    """Tables of the ``attend`` kernel; see there for the fields."""
+
+    tasks: np.ndarray  # [tasks, 8]
+    pieces: np.ndarray  # [pieces, 4]
+    merges: np.ndarray  # [merges, 4]
+    slots: int  # partial results
+
+    @classmethod
+    def of(cls, rows: Sequence[RowRuns], *, block_q: int, chunk: int, zero: np.ndarray) -> "AttendTables":
+        """Tables for rows whose tiles hold ``block_q`` queries and whose tasks hold ``chunk`` keys.
+
+        Args:
+            rows: at least one.
+            block_q: queries of a tile.
+            chunk: keys of a task.
+            zero: tokens whose output is zero. [n]
+        """
+        flat = FlatRuns.of(rows)
+        pieces, source, number = flat.cut(chunk)
+        splits = -(-flat.total // chunk)
+        base = splits.cumsum() - splits
+        counts = np.bincount(base[flat.row[source]] + number, minlength=int(splits.sum()))
+        to = counts.cumsum()
+        starts, lens, requests = np.array([(r.query_start, r.query_len, r.request) for r in rows]).T
+        tiles = -(-lens // block_q)
+        row = np.repeat(np.arange(len(rows)), tiles)
+        at = (np.arange(len(row)) - (tiles.cumsum() - tiles)[row]) * block_q
+        per_tile = splits[row]
+        tile = np.repeat(np.arange(len(row)), per_tile)
+        split = np.arange(len(tile)) - (per_tile.cumsum() - per_tile)[tile]
+        which = base[row][tile] + split
+        split_tile = per_tile > 1
+        slots_before = np.where(split_tile, per_tile, 0).cumsum() - np.where(split_tile, per_tile, 0)
+        count = np.minimum(block_q, lens[row] - at)
+        tasks = np.zeros((len(tile), TASK_FIELDS), dtype=np.int32)
+        tasks[:, 0] = (starts[row] + at)[tile]
+        tasks[:, 1] = count[tile]
+        tasks[:, 2] = at[tile]
+        tasks[:, 3] = requests[row][tile]
+        tasks[:, 4] = (to - counts)[which]
+        tasks[:, 5] = to[which]
+        tasks[:, 6] = np.where(split_tile[tile], slots_before[tile] + split, -1)
+        merged = np.flatnonzero(split_tile)
+        merges = np.zeros((len(merged) + len(zero), MERGE_FIELDS), dtype=np.int32)
+        merges[: len(merged), 0] = (starts[row] + at)[merged]
+        merges[: len(merged), 1] = count[merged]
+        merges[: len(merged), 2] = slots_before[merged]
+        merges[: len(merged), 3] = per_tile[merged]
+        merges[len(merged) :, 0] = zero
+        merges[len(merged) :, 1] = 1
+        return cls(tasks, pieces, merges, int(per_tile[merged].sum()))
+
+
+def balanced_chunk(rows: Sequence[RowRuns], *, block_q: int, kv_heads: int, programs: int) -> int:
+    """Keys of a task, so that a launch has about ``programs`` of them, as many as the device runs at once."""
+    work = sum(-(-r.query_len // block_q) * (r.context_keys + r.own_len) for r in rows) * kv_heads
+    return max(MIN_CHUNK, -(-work // programs // 64) * 64)
+
+
+class GatherTables(NamedTuple):
+    """One ``gather`` launch and the FlashAttention call behind it."""
+
+    moves: np.ndarray  # see kernels/gather. [moves, 5]
+    cu_q: np.ndarray  # query tokens before each sequence, from ``first_token`` on. [sequences + 1]
+    cu_k: np.ndarray  # gathered keys before each sequence. [sequences + 1]
+    first_token: int  # of the step's batch
+    last_token: int  # behind the last query
+    max_q: int
+    max_k: int
+
+    @classmethod
+    def of(cls, rows: Sequence[RowRuns], *, first_token: int, last_token: int) -> "GatherTables":
+        """Rows become sequences; tokens between them too, with no keys, so that their output is zero.
+
+        Args:
+            rows: at least one, in token order, none overlapping.
+            first_token: where the call's queries begin; at most the first row's.
+            last_token: where they end; at least the last row's end.
+        """
+        flat = FlatRuns.of(rows)
+        run, starts = flat.run, flat.total.cumsum() - flat.total
+        tiles = -(-run[:, 1].astype(np.int64) // TILE)
+        source = np.repeat(np.arange(len(run)), tiles)
+        skipped = (np.arange(len(source)) - (tiles.cumsum() - tiles)[source]) * TILE
+        row = flat.row[source]
+        moves = np.empty((len(source), MOVE_FIELDS), dtype=np.int32)
+        moves[:, 0] = np.array([r.request for r in rows])[row]
+        moves[:, 1] = run[source, 0] + skipped
+        moves[:, 2] = np.minimum(TILE, run[source, 1] - skipped)
+        moves[:, 3] = run[source, 2]
+        moves[:, 4] = starts[row] + flat.before[source] + skipped
+        begin, lens = np.array([(r.query_start, r.query_len) for r in rows]).T
+        gaps = np.append(begin, last_token) - np.concatenate(([first_token], begin + lens))
+        # gap, row, gap, row, ..., gap
+        q_lens, k_lens = np.zeros(2 * len(rows) + 1, dtype=np.int64), np.zeros(2 * len(rows) + 1, dtype=np.int64)
+        q_lens[::2], q_lens[1::2] = gaps, lens
+        k_lens[1::2] = flat.total
+        real = q_lens > 0
+        cu_q = np.concatenate(([0], q_lens[real].cumsum())).astype(np.int32)
+        cu_k = np.concatenate(([0], k_lens[real].cumsum())).astype(np.int32)
+        return cls(moves, cu_q, cu_k, first_token, last_token, int(q_lens.max()), int(flat.total.max()))

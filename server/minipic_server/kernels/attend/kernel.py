@@ -1,0 +1,305 @@
+"""Split-KV attention of short queries over runs of the paged cache, and the merge of its splits.
+
+A *tile* is up to BLOCK_Q queries of one row with all G query heads of a KV head: BLOCK_Q * G matrix rows. A *task* is
+one tile against a stretch of the row's keys, cut into *pieces*: parts of runs. Tables are int32, made by
+``gpu/tables.py``:
+
+    tasks  [n, 8]  first token, queries, index of the first query in its row, request, piece from, piece to,
+                   slot of its partial result (-1: the tile has one task, which writes the output itself), 0
+    pieces [n, 4]  first key (physical token index), keys, turn, limit
+    merges [n, 4]  first token, queries, first slot, slots (0: the output is zero)
+
+Query i of a row (0 = the row's first) sees key j of a piece iff j <= limit + i. A table row with 0 queries is
+skipped, so tables may be padded to a fixed size under CUDA graphs.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from minipic_server.rope import TurnTable
+
+TASK_FIELDS = 8
+PIECE_FIELDS = 4
+MERGE_FIELDS = 4
+ALL_VISIBLE = 1 << 30  # limit of a piece that every query sees whole
+
+
+@triton.jit
+def _attend_kernel(
+    q_ptr,  # [tokens, heads, D]
+    kv_ptr,  # [blocks, kv_heads, block, 2 * D]
+    table_ptr,  # [requests, max blocks]
+    cos_ptr,  # [positions, HALF]
+    sin_ptr,  # [positions, HALF]
+    task_ptr,
+    piece_ptr,
+    out_ptr,  # [tokens, heads, D]
+    part_ptr,  # [slots, heads, BLOCK_Q, D] float32
+    lse_ptr,  # [slots, heads, BLOCK_Q] float32, base 2
+    scale,  # of the scores, times log2(e)
+    q_token,
+    q_head,
+    kv_block,
+    kv_head,
+    kv_slot,
+    table_row,
+    out_token,
+    out_head,
+    heads,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    HALF: tl.constexpr,  # rotary_dim / 2
+    HALF_PAD: tl.constexpr,
+    NEOX: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    EXACT: tl.constexpr,  # float32 products: for float32 models and for the interpreter, which lacks bfloat16 ones
+    STAGES: tl.constexpr,
+):
+    task = task_ptr + tl.program_id(0) * 8
+    count = tl.load(task + 1)
+    if count == 0:
+        return
+    first, index, request = tl.load(task), tl.load(task + 2), tl.load(task + 3)
+    lo, hi, slot = tl.load(task + 4), tl.load(task + 5), tl.load(task + 6)
+    kvh = tl.program_id(1)
+
+    m = tl.arange(0, BLOCK_M)
+    qi = m // G  # query of this matrix row
+    head = kvh * G + m % G
+    live = qi < count
+    d = tl.arange(0, D_PAD)
+    h = tl.arange(0, HALF_PAD)
+    q_row = q_ptr + (first + qi).to(tl.int64)[:, None] * q_token + head[:, None] * q_head
+    table = table_ptr + request.to(tl.int64) * table_row
+    kv_base = kv_ptr + kvh.to(tl.int64) * kv_head
+    half_live = live[:, None] & (h < HALF)[None, :]
+
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+    for p in range(lo, hi):
+        piece = piece_ptr + p * 4
+        start, length, turn, limit = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2), tl.load(piece + 3)
+        stop = tl.minimum(length, limit + index + count)
+        # The query looks at this run turned back by its turn: R[-d] q, rounded to its dtype once.
+        turn_at = turn.to(tl.int64) * HALF
+        if NEOX:
+            c = tl.load(cos_ptr + turn_at + h, mask=h < HALF, other=1.0)[None, :]
+            s = tl.load(sin_ptr + turn_at + h, mask=h < HALF, other=0.0)[None, :]
+            a = tl.load(q_row + h[None, :], mask=half_live, other=0.0)
+            b = tl.load(q_row + HALF + h[None, :], mask=half_live, other=0.0)
+            q_a = (a.to(tl.float32) * c + b.to(tl.float32) * s).to(a.dtype)
+            q_b = (b.to(tl.float32) * c - a.to(tl.float32) * s).to(a.dtype)
+            if 2 * HALF < D:
+                rest = live[:, None] & ((d >= 2 * HALF) & (d < D))[None, :]
+                q_d = tl.load(q_row + d[None, :], mask=rest, other=0.0)
+        else:
+            turns = d < 2 * HALF
+            c = tl.load(cos_ptr + turn_at + d // 2, mask=turns, other=1.0)[None, :]
+            s = tl.load(sin_ptr + turn_at + d // 2, mask=turns, other=0.0)
+            s = tl.where(d % 2 == 0, s, -s)[None, :]
+            mine = tl.load(q_row + d[None, :], mask=live[:, None] & (d < D)[None, :], other=0.0)
+            pair = tl.load(q_row + (d ^ 1)[None, :], mask=live[:, None] & turns[None, :], other=0.0)
+            q_d = (mine.to(tl.float32) * c + pair.to(tl.float32) * s).to(mine.dtype)
+        for n0 in tl.range(0, stop, BLOCK_N, num_stages=STAGES):
+            n = n0 + tl.arange(0, BLOCK_N)
+            seen = n < stop
+            at = start + n
+            block = tl.load(table + at // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+            kv = kv_base + (block * kv_block + (at % BLOCK_SIZE) * kv_slot)[:, None]
+            if NEOX:
+                key_live = seen[:, None] & (h < HALF)[None, :]
+                k_a = tl.load(kv + h[None, :], mask=key_live, other=0.0)
+                k_b = tl.load(kv + HALF + h[None, :], mask=key_live, other=0.0)
+                scores = _dot(q_a, tl.trans(k_a), EXACT)
+                scores += _dot(q_b, tl.trans(k_b), EXACT)
+                if 2 * HALF < D:
+                    rest = seen[:, None] & ((d >= 2 * HALF) & (d < D))[None, :]
+                    scores += _dot(q_d, tl.trans(tl.load(kv + d[None, :], mask=rest, other=0.0)), EXACT)
+            else:
+                k_d = tl.load(kv + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0.0)
+                scores = _dot(q_d, tl.trans(k_d), EXACT)
+            # Unused slots may hold NaN, so they are never loaded: a weight of zero would keep it.
+            v = tl.load(kv + D + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0.0)
+            visible = seen[None, :] & (n[None, :] <= limit + index + qi[:, None])
+            scores = tl.where(visible, scores * scale, float("-inf"))
+            peak = tl.maximum(top, tl.max(scores, 1))
+            base = tl.where(peak == float("-inf"), 0.0, peak)
+            weight = tl.exp2(scores - base[:, None])
+            fade = tl.exp2(top - base)
+            total = total * fade + tl.sum(weight, 1)
+            acc = acc * fade[:, None] + _dot(weight.to(v.dtype), v, EXACT)
+            top = peak
+
+    keep = live & (qi < BLOCK_Q)
+    some = tl.where(total == 0.0, 1.0, total)
+    result = acc / some[:, None]
+    write = keep[:, None] & (d < D)[None, :]
+    if slot < 0:
+        to = out_ptr + (first + qi).to(tl.int64)[:, None] * out_token + head[:, None] * out_head + d[None, :]
+        tl.store(to, result.to(out_ptr.dtype.element_ty), mask=write)
+    else:
+        part = (slot.to(tl.int64) * heads + head) * BLOCK_Q + qi
+        tl.store(part_ptr + part[:, None] * D + d[None, :], result, mask=write)
+        tl.store(lse_ptr + part, tl.where(total == 0.0, float("-inf"), top + tl.log2(some)), mask=keep)
+
+
+@triton.jit
+def _dot(a, b, EXACT: tl.constexpr):
+    if EXACT:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    else:
+        return tl.dot(a, b)
+
+
+@triton.jit
+def _merge_kernel(
+    merge_ptr,
+    part_ptr,  # [slots, heads, BLOCK_Q, D] float32
+    lse_ptr,  # [slots, heads, BLOCK_Q] float32
+    out_ptr,  # [tokens, heads, D]
+    out_token,
+    out_head,
+    heads,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    Q_PAD: tl.constexpr,
+):
+    merge = merge_ptr + tl.program_id(0) * 4
+    count = tl.load(merge + 1)
+    if count == 0:
+        return
+    first, slot, slots = tl.load(merge), tl.load(merge + 2), tl.load(merge + 3)
+    head = tl.program_id(1)
+    q = tl.arange(0, Q_PAD)
+    d = tl.arange(0, D_PAD)
+    live = q < count
+    write = live[:, None] & (d < D)[None, :]
+    top = tl.full([Q_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([Q_PAD], tl.float32)
+    acc = tl.zeros([Q_PAD, D_PAD], tl.float32)
+    for i in range(slot, slot + slots):
+        part = (tl.cast(i, tl.int64) * heads + head) * BLOCK_Q + q
+        lse = tl.load(lse_ptr + part, mask=live, other=float("-inf"))
+        peak = tl.maximum(top, lse)
+        base = tl.where(peak == float("-inf"), 0.0, peak)
+        weight, fade = tl.exp2(lse - base), tl.exp2(top - base)
+        acc = acc * fade[:, None]
+        acc += weight[:, None] * tl.load(part_ptr + part[:, None] * D + d[None, :], mask=write, other=0.0)
+        total = total * fade + weight
+        top = peak
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    to = out_ptr + (first + q).to(tl.int64)[:, None] * out_token + head * out_head + d[None, :]
+    tl.store(to, result.to(out_ptr.dtype.element_ty), mask=write)
+
+
+def attend(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    table: TurnTable,
+    tasks: torch.Tensor,
+    pieces: torch.Tensor,
+    merges: torch.Tensor | None,
+    partial: torch.Tensor,
+    *,
+    scale: float,
+    block_q: int,
+    out: torch.Tensor,
+    block_n: int | None = None,
+    warps: int | None = None,
+    stages: int | None = None,
+    exact: bool | None = None,
+) -> None:
+    """Write the output of every tile's queries into ``out``; tokens of no tile stay.
+
+    Args:
+        query: rotated by the model at canonical positions; last axis contiguous. [tokens, heads, head]
+        kv_cache: keys, then values, on the last axis, which is contiguous. [blocks, kv_heads, block_size, 2 * head]
+        block_table: int32. [requests, max blocks]
+        table: the layer's turns.
+        tasks, pieces, merges: see the module; ``merges`` is ``None`` when no tile was split and nothing is zeroed.
+        partial: float32 scratch of at least ``slots * heads * block_q * (head + 1)`` elements.
+        scale: of the scores.
+        block_q: queries a tile holds at most; what the tables were made for.
+        out: [tokens, heads, head]
+        block_n, warps, stages: keys per step, warps and pipeline stages; by default what measured best on an H200.
+        exact: float32 products; by default for float32 models and under the interpreter.
+    """
+    _, heads, head = query.shape
+    kv_heads, block_size = kv_cache.shape[1], kv_cache.shape[2]
+    groups, half = heads // kv_heads, table.cos.shape[1]
+    block_m = max(16, triton.next_power_of_2(block_q * groups))
+    best_n, best_warps, best_stages = _settings(block_m, head, query.dtype)
+    d_pad = max(16, triton.next_power_of_2(head))
+    if exact is None:
+        exact = query.dtype == torch.float32 or query.device.type == "cpu"
+    slots = partial.numel() // (heads * block_q * (head + 1))
+    lse = partial[slots * heads * block_q * head :]
+    _attend_kernel[(tasks.shape[0], kv_heads)](
+        query,
+        kv_cache,
+        block_table,
+        table.cos,
+        table.sin,
+        tasks,
+        pieces,
+        out,
+        partial,
+        lse,
+        scale * math.log2(math.e),
+        query.stride(0),
+        query.stride(1),
+        kv_cache.stride(0),
+        kv_cache.stride(1),
+        kv_cache.stride(2),
+        block_table.stride(0),
+        out.stride(0),
+        out.stride(1),
+        heads,
+        G=groups,
+        D=head,
+        D_PAD=d_pad,
+        HALF=half,
+        HALF_PAD=max(16, triton.next_power_of_2(half)),
+        NEOX=table.neox,
+        BLOCK_SIZE=block_size,
+        BLOCK_Q=block_q,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n or best_n,
+        EXACT=exact,
+        STAGES=stages or best_stages,
+        num_warps=warps or best_warps,
+    )
+    if merges is not None and merges.shape[0]:
+        _merge_kernel[(merges.shape[0], heads)](
+            merges,
+            partial,
+            lse,
+            out,
+            out.stride(0),
+            out.stride(1),
+            heads,
+            D=head,
+            D_PAD=d_pad,
+            BLOCK_Q=block_q,
+            Q_PAD=triton.next_power_of_2(block_q),
+            num_warps=4,
+        )
+
+
+def _settings(block_m: int, head: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Keys per step, warps, stages."""
+    if dtype == torch.float32:
+        return 32, 4, 1
+    if block_m <= 32:
+        return 64, 4, 2
+    return (64, 4, 2) if block_m <= 64 and head <= 128 else (64, 8, 2)

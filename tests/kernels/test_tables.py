@@ -1,0 +1,114 @@
+"""The compiled plan and the kernels' tables against the readable plan."""
+
+import numpy as np
+import pytest
+from kernel_problems import layout_of
+
+from minipic_server.gpu.runs import RequestRuns
+from minipic_server.gpu.tables import AttendTables, FlatRuns, GatherTables, balanced_chunk
+from minipic_server.plan import RequestPlan, Run, StepPlan
+
+PARTS = [("head", 21), ("span", 40), ("span", 15), ("dependent", 30), ("span", 7), ("dependent", 19)]
+
+
+def as_rows(compiled):
+    return [
+        (r.request, r.query_start, r.query_len, tuple(Run(*map(int, c)) for c in r.context), r.own_start, r.own_len)
+        for r in compiled
+    ]
+
+
+def expected(rows):
+    return [(r.request, r.query_start, r.query_len, r.context, r.own.start, r.own.length) for r in rows]
+
+
+@pytest.mark.parametrize("block", [16, 32])
+def test_compiled_plan_equals_the_readable_plan_for_every_chunk(block):
+    layout = layout_of(PARTS, block)
+    plan = RequestPlan.from_layout(layout)
+    runs = RequestRuns.compile(plan)
+    total = layout.num_tokens + 5
+    for computed in range(0, total, 3):
+        for scheduled in (1, 2, 17, total - computed):
+            if computed + scheduled > total:
+                continue
+            positions = np.full(scheduled + 4, -7, dtype=np.int64)
+            got = runs.plan(3, 4, computed, scheduled, positions)
+            assert as_rows(got) == expected(plan.rows(3, 4, computed, scheduled))
+            assert (positions[4:] == plan.positions(computed, scheduled)).all()
+            assert (positions[:4] == -7).all()
+            assert all(r.context_keys == r.context[:, 1].sum() for r in got)
+
+
+def test_a_prompt_that_ends_in_a_span_stops_there():
+    layout = layout_of([("head", 5), ("span", 10)], 16)
+    runs = RequestRuns.compile(RequestPlan.from_layout(layout))
+    rows = runs.plan(0, 0, 16, 16, np.zeros(16, dtype=np.int64))
+    assert [(r.own_start, r.own_len) for r in rows] == [(17, 10)]
+
+
+def rows_of(*requests, block=16):
+    rows, at = [], 0
+    for i, (parts, computed, scheduled) in enumerate(requests):
+        runs = RequestRuns.compile(RequestPlan.from_layout(layout_of(parts, block)))
+        rows += runs.plan(i, at, computed, scheduled, np.zeros(at + scheduled, dtype=np.int64))
+        at += scheduled
+    return rows, at
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
+def test_pieces_cover_every_key_once_in_order(chunk):
+    rows, _ = rows_of((PARTS, 0, 180), (PARTS, 178, 1))
+    flat = FlatRuns.of(rows)
+    pieces, source, number = flat.cut(chunk)
+    keys = [int(p[0]) + j for p in pieces for j in range(p[1])]
+    want = [int(r[0]) + j for r in flat.run for j in range(r[1])]
+    assert keys == want
+    assert (pieces[:, 1] > 0).all()
+    assert (np.diff(source) >= 0).all()
+    per_chunk = {}
+    for piece, s, n in zip(pieces, source, number, strict=True):
+        per_chunk[flat.row[s], n] = per_chunk.get((flat.row[s], n), 0) + piece[1]
+    assert max(per_chunk.values()) <= chunk
+    assert len(per_chunk) == sum(-(-int(t) // chunk) for t in flat.total)
+
+
+def test_tasks_have_slots_only_where_a_tile_is_split():
+    rows, _ = rows_of((PARTS, 0, 180), (PARTS, 178, 1))
+    tables = AttendTables.of(rows, block_q=8, chunk=64, zero=np.array([3, 5]))
+    slots = tables.tasks[:, 6]
+    assert sorted(slots[slots >= 0]) == list(range(tables.slots))
+    split = tables.merges[tables.merges[:, 3] > 0]
+    assert int(split[:, 3].sum()) == tables.slots
+    assert [tuple(m) for m in tables.merges[-2:]] == [(3, 1, 0, 0), (5, 1, 0, 0)]
+    queries = [q for t in tables.tasks if t[6] < 0 for q in range(t[0], t[0] + t[1])]
+    queries += [q for m in split for q in range(m[0], m[0] + m[1])]
+    assert sorted(queries) == [q for r in rows for q in range(r.query_start, r.query_start + r.query_len)]
+
+
+def test_sequences_of_a_gather_cover_the_tokens_and_gaps_have_no_keys():
+    rows, total = rows_of((PARTS, 5, 150), (PARTS, 0, 80))
+    tables = GatherTables.of(rows, first_token=0, last_token=total)
+    assert tables.cu_q[0] == 0 and tables.cu_q[-1] == total
+    assert tables.cu_k[-1] == sum(r.context_keys + r.own_len for r in rows)
+    lens = dict(zip(tables.cu_q[:-1].tolist(), np.diff(tables.cu_k).tolist(), strict=True))
+    for row in rows:
+        assert lens.pop(row.query_start) == row.context_keys + row.own_len
+    assert set(lens.values()) <= {0}
+    places = sorted((int(m[4]), int(m[2])) for m in tables.moves)
+    assert [a for a, _ in places] == [0, *np.cumsum([n for _, n in places])[:-1].tolist()]
+
+
+def test_the_readable_step_plan_agrees_on_what_is_invisible():
+    plan = RequestPlan.from_layout(layout_of(PARTS, 16))
+    step = StepPlan.build([plan], np.array([0]), np.array([150]))
+    rows, total = rows_of((PARTS, 0, 150))
+    seen = {t for r in rows for t in range(r.query_start, r.query_start + r.query_len)}
+    assert sorted(set(range(total)) - seen) == step.invisible.tolist()
+
+
+def test_chunks_shrink_until_the_device_is_full_but_not_below_the_minimum():
+    rows, _ = rows_of((PARTS, 178, 1))
+    assert balanced_chunk(rows, block_q=1, kv_heads=8, programs=528) == 256
+    long = [r._replace(context_keys=100_000) for r in rows]
+    assert balanced_chunk(long, block_q=1, kv_heads=8, programs=528) == 1536
