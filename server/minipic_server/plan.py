@@ -35,6 +35,7 @@ class Row(NamedTuple):
     query_len: int
     context: tuple[Run, ...]  # seen by every query of the row
     own: Run  # the row's own segment up to its last query; causal, aligned bottom right; turn 0
+    table: np.ndarray  # the context again, as an array. [runs, 3]
 
     @property
     def num_keys(self) -> int:
@@ -51,6 +52,7 @@ class SegmentPlan(NamedTuple):
     visible_stop: int  # likewise
     canonical: int  # position at which the token at visible_start is rotated
     context: tuple[Run, ...]
+    table: np.ndarray  # the context again, as an array. [runs, 3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class RequestPlan:
                     OPEN_END if last else s.visible_stop,
                     layout.canonical(s),
                     context,
+                    np.array(context, dtype=np.int64).reshape(-1, 3),
                 )
             )
         return cls(tuple(plans))
@@ -100,7 +103,7 @@ class RequestPlan:
             first, last = max(s.visible_start, computed), min(s.visible_stop, end)
             if first < last:
                 own = Run(s.visible_start, last - s.visible_start, 0)
-                rows.append(Row(request, query_start + first - computed, last - first, s.context, own))
+                rows.append(Row(request, query_start + first - computed, last - first, s.context, own, s.table))
         return rows
 
     def positions(self, computed: int, scheduled: int) -> np.ndarray:

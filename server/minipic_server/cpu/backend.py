@@ -12,7 +12,9 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
+from minipic_server.cpu import native
 from minipic_server.cpu.attention import RowBlocks, attend
+from minipic_server.cpu.native import RowTensors
 from minipic_server.plan import StepPlan
 from minipic_server.rope import TURN_ATTRIBUTE
 
@@ -21,7 +23,7 @@ from minipic_server.rope import TURN_ATTRIBUTE
 class SpanCPUMetadata(CPUAttentionMetadata):
     """Stock metadata of the batch's plain requests, and the rows of its span requests."""
 
-    rows: tuple[RowBlocks, ...] = ()
+    rows: RowTensors | tuple[RowBlocks, ...] = ()  # for the compiled kernel, or for PyTorch without a compiler
     plain_tokens: torch.Tensor | None = None  # batch token indices of the plain requests. [n]
     invisible: torch.Tensor | None = None  # batch token indices whose output is zero. [n]
 
@@ -46,9 +48,12 @@ class SpanCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             return super().build(common_prefix_len, common_attn_metadata, fast_build)
         common = common_attn_metadata
         starts = common.query_start_loc.tolist()
-        rows = tuple(
-            RowBlocks.build(row, common.block_table_tensor[row.request], self.block_size) for row in step.rows
-        )
+        table = common.block_table_tensor
+        rows: RowTensors | tuple[RowBlocks, ...]
+        if native.serves(self.head_dim, self.num_heads, self.num_kv_heads, self.block_size, self.dtype):
+            rows = RowTensors.build(step.rows, table, self.block_size)
+        else:
+            rows = tuple(RowBlocks.build(row, table[row.request], self.block_size) for row in step.rows)
         invisible = torch.from_numpy(step.invisible)
         if not step.plain:
             nothing = torch.empty(0, dtype=torch.int64)
@@ -108,8 +113,11 @@ class SpanCPUAttention(CPUAttentionBackendImpl):
             output[tokens] = part
         output[attn_metadata.invisible] = 0
         table = getattr(layer, TURN_ATTRIBUTE)
-        for row in attn_metadata.rows:
-            attend(query, kv_cache, output, row, table, scale=self.scale)
+        if isinstance(attn_metadata.rows, RowTensors):
+            native.span_attention(query.contiguous(), kv_cache, output, attn_metadata.rows, table, scale=self.scale)
+        else:
+            for row in attn_metadata.rows:
+                attend(query, kv_cache, output, row, table, scale=self.scale)
         return output
 
 

@@ -1,0 +1,244 @@
+"""What the model runner knows of span requests: their plans, and what each step's attention must do.
+
+A step, in the order the runner calls: ``select`` (who is in the batch; it decides which CUDA graph may run),
+``prepare_attn`` (tables), ``prepare_inputs`` (canonical positions), forward, ``sampling_batch`` (physical positions
+again, which the sampler counts by).
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from vllm.config.compilation import CUDAGraphMode
+from vllm.model_executor.layers.attention import Attention
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.core.sched.output import NewRequestData
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+
+from minipic_sdk.protocol import RequestMeta
+from minipic_server.config import SpanConfig
+from minipic_server.gpu.backend import STEP, SpanFlashImpl
+from minipic_server.gpu.runs import RequestRuns, RowRuns
+from minipic_server.gpu.scratch import SHARE, AttentionShape, GraphTables, Scratch
+from minipic_server.gpu.step import DeviceStep, ShortRows, plan_step
+from minipic_server.gpu.tables import AttendTables, balanced_chunk
+from minipic_server.plan import RequestPlan
+from minipic_server.refusals import UnsupportedError
+from minipic_server.state import opted_in
+
+
+class SpanModelState(DefaultModelState):
+    """Plain requests: exactly its base class. Span requests: tables for attention, positions for the model."""
+
+    def __init__(self, vllm_config: Any, model: nn.Module, encoder_cache: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, model, encoder_cache, device)
+        self.config = SpanConfig.of(vllm_config)
+        self.spans: dict[int, RequestRuns] = {}  # by request index; span requests only
+        self._index: dict[str, int] = {}
+        self._selected: list[RequestRuns | None] | None = None  # the batch's, in batch order; None: a plain step
+        self._positions: np.ndarray | None = None
+        self._physical: torch.Tensor | None = None
+        self._capturing = False
+        layers = [m for m in model.modules() if isinstance(m, Attention)]
+        self.shape = _common_shape(layers, self.dtype)
+        self.stock = layers[0].impl.stock
+        self.scratch = self._allocate(layers)
+        spare = -(-self.scratch.programs(16) // self.shape.kv_heads)
+        self.tables = GraphTables(requests=self.max_num_reqs, spare=spare, device=device)
+
+    def _allocate(self, layers: Sequence[Any]) -> Scratch:
+        cache = self.vllm_config.cache_config
+        if cache.kv_cache_memory_bytes:
+            free = cache.kv_cache_memory_bytes
+        else:
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            free = int(total * cache.gpu_memory_utilization) - torch.cuda.memory_allocated(self.device)
+        scratch = Scratch.allocate(
+            self.shape,
+            device=self.device,
+            budget=int(SHARE * max(0, free)),
+            keys=self.max_model_len + self.max_num_tokens,
+            queries=self.max_num_tokens,
+        )
+        for layer in layers:
+            layer.impl.scratch = scratch
+        return scratch
+
+    @property
+    def nbytes(self) -> int:
+        """Extra GPU memory, turn tables not counted."""
+        return self.scratch.nbytes + self.tables.buffer.nbytes
+
+    def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
+        super().add_request(req_index, new_req_data)
+        self.spans.pop(req_index, None)
+        text = opted_in(new_req_data.sampling_params)
+        if text is None or self.config is None or new_req_data.prompt_token_ids is None:
+            return
+        layout = RequestMeta.from_json(text).parse(
+            new_req_data.prompt_token_ids, control=self.config.control, block_size=self.config.block_size
+        )
+        if layout.has_control:
+            self.spans[req_index] = RequestRuns.compile(RequestPlan.from_layout(layout))
+            self._index[new_req_data.req_id] = req_index
+
+    def remove_request(self, req_id: str) -> None:
+        super().remove_request(req_id)
+        index = self._index.pop(req_id, None)
+        if index is not None:
+            self.spans.pop(index, None)
+
+    @property
+    def span_step(self) -> bool:
+        """Whether the step being prepared needs more than stock attention."""
+        return self._selected is not None or not self.stock
+
+    def select(self, requests: Sequence[int]) -> None:
+        """Note the request indices of the next step, in batch order; none for a start-up run."""
+        self._physical = None
+        self._selected = None
+        if self.spans and any(i in self.spans for i in requests) or not self.stock and len(requests):
+            other = None if self.stock else RequestRuns.plain()
+            self._selected = [self.spans.get(i, other) for i in requests]
+
+    def fits_graph(self) -> bool:
+        """Whether the selected batch, if all of it decodes, fits the tables that captured graphs read."""
+        runs = sum(r.most_runs for r in self._selected or () if r is not None)
+        return self.tables.fits(len(self._selected or ()), runs)
+
+    @contextmanager
+    def capturing(self, spans: bool) -> Iterator[None]:
+        """While a graph for batches with span requests is captured."""
+        self._capturing = spans
+        try:
+            yield
+        finally:
+            self._capturing = False
+
+    def prepare_attn(
+        self,
+        input_batch: InputBatch,
+        cudagraph_mode: CUDAGraphMode,
+        block_tables: Any,
+        slot_mappings: torch.Tensor,
+        attn_groups: Any,
+        kv_cache_config: Any,
+        for_capture: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Stock metadata; with span requests in the batch, a ``DeviceStep`` on it."""
+        replays = self._capturing or cudagraph_mode == CUDAGraphMode.FULL
+        if not self._capturing and (self._selected is None or for_capture):
+            step = self._replayed([], [], np.zeros(0, np.int32), 0) if for_capture and not self.stock else None
+        else:
+            rows, zero, lens = self._plan(input_batch)
+            if replays:
+                count = input_batch.num_reqs_after_padding
+                step = self._replayed(rows, zero, lens, count)
+            else:
+                step = plan_step(
+                    rows,
+                    zero=zero,
+                    plain=self._has_plain(),
+                    tokens=input_batch.num_tokens,
+                    shape=self.shape,
+                    scratch=self.scratch,
+                    upload=self._upload,
+                    gathers=self.stock,
+                )
+            if self.stock and (replays or step.plain):
+                # Span requests have no keys for the stock call: it writes zeros, they are filled in afterwards.
+                plain = self.tables.plain_lens if replays else self._upload(lens)
+                input_batch = replace(input_batch, seq_lens=plain[: input_batch.num_reqs_after_padding])
+        args = input_batch, cudagraph_mode, block_tables, slot_mappings, attn_groups, kv_cache_config
+        metadata = super().prepare_attn(*args, for_capture=for_capture, **kwargs)
+        if step is not None:
+            for layer in metadata.values():
+                setattr(layer, STEP, step)
+        return metadata
+
+    def prepare_inputs(self, input_batch: InputBatch, req_states: Any) -> dict[str, Any]:
+        """Positions are overwritten in place: captured graphs read them at their address."""
+        if self._positions is not None:
+            positions = input_batch.positions[: len(self._positions)]
+            self._physical = positions.clone()
+            async_tensor_h2d(self._positions, out=positions)
+            self._positions = None
+        return super().prepare_inputs(input_batch, req_states)
+
+    def sampling_batch(self, input_batch: InputBatch) -> InputBatch:
+        """The batch with the positions that the sampler counts by (seeds, min_tokens)."""
+        return input_batch if self._physical is None else replace(input_batch, positions=self._physical)
+
+    def _has_plain(self) -> bool:
+        return self._selected is None or None in self._selected
+
+    def _plan(self, batch: InputBatch) -> tuple[list[RowRuns], np.ndarray, np.ndarray]:
+        """Rows of the batch's span requests, their invisible tokens, keys of its plain requests [requests]."""
+        done, new = batch.num_computed_tokens_np, batch.num_scheduled_tokens
+        lens = np.zeros(batch.num_reqs_after_padding, dtype=np.int32)
+        rows: list[RowRuns] = []
+        if self._selected is None:  # capturing
+            return rows, np.zeros(0, dtype=np.int64), lens
+        positions = np.zeros(batch.num_tokens, dtype=np.int64)
+        visible = np.zeros(batch.num_tokens + 1, dtype=np.int32)
+        computed, scheduled = done.tolist(), new.tolist()
+        at = 0
+        for i, runs in enumerate(self._selected):
+            count = scheduled[i]
+            if runs is None:
+                lens[i] = computed[i] + count
+                positions[at : at + count] = np.arange(computed[i], computed[i] + count)
+                visible[at] += 1
+                visible[at + count] -= 1
+            else:
+                mine = runs.plan(i, at, computed[i], count, positions)
+                for row in mine:
+                    visible[row.query_start] += 1
+                    visible[row.query_start + row.query_len] -= 1
+                rows += mine
+            at += count
+        self._positions = positions
+        return rows, np.flatnonzero(visible[:-1].cumsum() == 0), lens
+
+    def _replayed(self, rows: list[RowRuns], zero: Any, lens: np.ndarray, count: int) -> DeviceStep:
+        """Write the step into the tables that a captured graph of ``count`` requests reads."""
+        tasks, pieces, merges = np.zeros((0, 8), np.int32), np.zeros((0, 4), np.int32), np.zeros((0, 4), np.int32)
+        if rows:
+            programs = self.scratch.programs(self.shape.matrix_rows(1))
+            chunk = balanced_chunk(rows, block_q=1, kv_heads=self.shape.kv_heads, programs=programs)
+            tasks, pieces, merges, _ = AttendTables.of(rows, block_q=1, chunk=chunk, zero=zero)
+        elif len(zero):
+            merges = np.zeros((len(zero), 4), dtype=np.int32)
+            merges[:, 0], merges[:, 1] = zero, 1
+        packed = self.tables.pack(tasks, merges, lens, pieces)
+        async_tensor_h2d(packed, out=self.tables.buffer[: len(packed)])
+        tables = self.tables
+        short = ShortRows(1, tables.tasks[: count + tables.spare], tables.pieces, tables.merges[:count])
+        return DeviceStep(plain=self.stock, short=[short] if count else [])
+
+    def _upload(self, table: np.ndarray) -> torch.Tensor:
+        return async_tensor_h2d(table, device=self.device)
+
+
+def span_model_state_cls(stock: type) -> type[SpanModelState]:
+    """Our model state in place of vLLM's choice for this model, if it is the one we extend."""
+    if not issubclass(stock, DefaultModelState):
+        raise UnsupportedError(f"models that need {stock.__name__}")
+    return SpanModelState
+
+
+def _common_shape(layers: Sequence[Any], dtype: torch.dtype) -> AttentionShape:
+    impls = [layer.impl for layer in layers]
+    for layer in layers:
+        if not isinstance(layer.impl, SpanFlashImpl):
+            raise UnsupportedError(f"layer {layer.layer_name!r} has {type(layer.impl).__name__}")
+    shapes = {AttentionShape(i.num_heads, i.num_kv_heads, i.head_size, dtype) for i in impls}
+    if len(shapes) != 1:
+        raise UnsupportedError(f"attention layers of {len(shapes)} different shapes")
+    return shapes.pop()

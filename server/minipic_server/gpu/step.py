@@ -1,0 +1,164 @@
+"""A step's attention work on the device: which kernels run over which tables.
+
+Built once per step on the CPU, with one copy to the device; every layer then walks it. Rows with short queries go to
+``attend``; for long queries keys are gathered and a stock FlashAttention call does the rest.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from minipic_server.gpu.runs import RowRuns
+from minipic_server.gpu.scratch import AttentionShape, Scratch
+from minipic_server.gpu.tables import AttendTables, GatherTables, balanced_chunk
+
+SHORT_ROWS = 128  # matrix rows (queries times grouped heads) up to which gathering doesn't pay
+Upload = Callable[[np.ndarray], torch.Tensor]
+
+
+class ShortRows(NamedTuple):
+    """One ``attend`` launch."""
+
+    block_q: int
+    tasks: torch.Tensor
+    pieces: torch.Tensor
+    merges: torch.Tensor
+
+
+class LongRows(NamedTuple):
+    """One ``gather`` launch and the FlashAttention call behind it."""
+
+    moves: torch.Tensor | None  # None: the step's own keys are all there is
+    cu_q: torch.Tensor
+    cu_k: torch.Tensor
+    first: int  # token
+    last: int
+    max_q: int
+    max_k: int
+    keys: int
+    tokens: torch.Tensor | None  # the rows' tokens, where plain requests stand between them. [n]
+
+
+@dataclass(slots=True)
+class DeviceStep:
+    """What a step's attention metadata carries beside the stock fields."""
+
+    plain: bool  # stock attention runs first, for the plain requests of the batch
+    long: list[LongRows] = field(default_factory=list[LongRows])
+    short: list[ShortRows] = field(default_factory=list[ShortRows])
+
+
+def plan_step(
+    rows: Sequence[RowRuns],
+    *,
+    zero: np.ndarray,
+    plain: bool,
+    tokens: int,
+    shape: AttentionShape,
+    scratch: Scratch,
+    upload: Upload,
+    gathers: bool,
+) -> DeviceStep:
+    """Sort rows by what serves them best and put their tables on the device.
+
+    Args:
+        rows: of the batch's span requests, in token order.
+        zero: their invisible tokens. [n]
+        plain: whether there are plain requests too.
+        tokens: of the step.
+        shape: of the attention layers.
+        scratch: bounds what is gathered at once.
+        upload: copies an int32 array to the device, asynchronously.
+        gathers: whether FlashAttention serves this dtype and device.
+    """
+    long = [r for r in rows if gathers and _is_long(r, shape, scratch, plain)]
+    chosen = set(map(id, long))
+    by_tile: dict[int, list[RowRuns]] = {}
+    for r in rows:
+        if id(r) not in chosen:
+            by_tile.setdefault(shape.block_q(r.query_len), []).append(r)
+    arrays: list[np.ndarray] = []
+    groups = _gathers(_groups(long, scratch, plain), tokens, plain)
+    for tables, index in groups:
+        arrays += [tables.moves, tables.cu_q, tables.cu_k, *([] if index is None else [index])]
+    nothing = zero[:0]
+    if long or plain:  # those calls zero what has no keys
+        zero = nothing
+    shorts: list[tuple[int, AttendTables]] = []
+    for block_q, mine in sorted(by_tile.items()):
+        programs = scratch.programs(shape.matrix_rows(block_q))
+        chunk = balanced_chunk(mine, block_q=block_q, kv_heads=shape.kv_heads, programs=programs)
+        shorts.append((block_q, AttendTables.of(mine, block_q=block_q, chunk=chunk, zero=zero)))
+        zero = nothing
+        arrays += shorts[-1][1][:3]
+    if len(zero):  # a step of padding only
+        merges = np.zeros((len(zero), 4), dtype=np.int32)
+        merges[:, 0], merges[:, 1] = zero, 1
+        shorts.append((1, AttendTables(np.zeros((1, 8), np.int32), np.zeros((1, 4), np.int32), merges, 0)))
+        arrays += shorts[-1][1][:3]
+    views = iter(_upload(arrays, upload))
+    step = DeviceStep(plain)
+    for tables, index in groups:
+        moves, cu_q, cu_k = next(views).view(-1, 5), next(views), next(views)
+        where = next(views) if index is not None else None
+        bounds = tables.first_token, tables.last_token, tables.max_q, tables.max_k
+        step.long.append(LongRows(moves, cu_q, cu_k, *bounds, int(tables.cu_k[-1]), where))
+    for block_q, _ in shorts:
+        tasks, pieces, merges = next(views).view(-1, 8), next(views).view(-1, 4), next(views).view(-1, 4)
+        step.short.append(ShortRows(block_q, tasks, pieces, merges))
+    return step
+
+
+def _is_long(row: RowRuns, shape: AttentionShape, scratch: Scratch, plain: bool) -> bool:
+    if row.query_len * shape.groups <= SHORT_ROWS or row.context_keys + row.own_len > len(scratch.keys):
+        return False
+    return not plain or row.query_len <= len(scratch.output)
+
+
+def _groups(rows: Sequence[RowRuns], scratch: Scratch, plain: bool) -> list[list[RowRuns]]:
+    """Cut a step's long rows so that each group's keys, and its output beside plain requests, fit the scratch."""
+    groups: list[list[RowRuns]] = []
+    keys = 0
+    for row in rows:
+        mine = row.context_keys + row.own_len
+        full = keys + mine > len(scratch.keys)
+        if groups and plain:
+            full |= row.query_start + row.query_len - groups[-1][0].query_start > len(scratch.output)
+        if not groups or full:
+            groups.append([])
+            keys = 0
+        groups[-1].append(row)
+        keys += mine
+    return groups
+
+
+def _gathers(
+    groups: list[list[RowRuns]], tokens: int, plain: bool
+) -> list[tuple[GatherTables, np.ndarray | None]]:
+    """Tables of each group; beside plain requests also which of the call's tokens are the rows', else all are."""
+    out: list[tuple[GatherTables, np.ndarray | None]] = []
+    for i, rows in enumerate(groups):
+        first, last = rows[0].query_start, rows[-1].query_start + rows[-1].query_len
+        if plain:
+            index = np.concatenate([np.arange(r.query_start, r.query_start + r.query_len) for r in rows]) - first
+            out.append((GatherTables.of(rows, first_token=first, last_token=last), index.astype(np.int32)))
+        else:  # together the calls cover every token of the step, and zero those between rows
+            last = groups[i + 1][0].query_start if i + 1 < len(groups) else tokens
+            out.append((GatherTables.of(rows, first_token=first if i else 0, last_token=last), None))
+    return out
+
+
+def _upload(arrays: Sequence[np.ndarray], upload: Upload) -> list[torch.Tensor]:
+    """One copy for all; each begins at a multiple of 16 bytes, which the compiled kernels rely on."""
+    if not arrays:
+        return []
+    ends = np.cumsum([-(-a.size // 4) * 4 for a in arrays])
+    packed = np.zeros(int(ends[-1]), dtype=np.int32)
+    starts = [0, *ends[:-1].tolist()]
+    for start, a in zip(starts, arrays, strict=True):
+        packed[start : start + a.size] = a.reshape(-1)
+    device = upload(packed)
+    return [device[start : start + a.size] for start, a in zip(starts, arrays, strict=True)]
