@@ -1,5 +1,5 @@
 """MiniPIC's vLLM plugin: position-independent KV caching without a fork."""
 
-from minipic_server.engine import engine_kwargs
+from minipic_server.engine import engine_kwargs, server_command
 
-__all__ = ["engine_kwargs"]
+__all__ = ["engine_kwargs", "server_command"]

@@ -1,7 +1,10 @@
 """Starting an engine for spans: the keyword arguments of ``vllm.LLM``, the same that ``minipic serve`` passes."""
 
+import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
 from minipic_sdk.layout import ControlTokens
@@ -73,10 +76,45 @@ def engine_kwargs(
 def switch_on() -> None:
     """Turn the plugin on for this process and its children; idempotent."""
     os.environ[SWITCH] = "1"
-    allowed = os.environ.get("VLLM_PLUGINS")
-    if allowed is not None and "minipic" not in allowed.split(","):
-        os.environ["VLLM_PLUGINS"] = f"{allowed},minipic" if allowed else "minipic"
+    if "VLLM_PLUGINS" in os.environ:
+        os.environ["VLLM_PLUGINS"] = _allowed_plugins()
     from minipic_server.plugin import register
 
     # vLLM may have loaded its plugins in this process already, before the switch was on.
     register()
+
+
+def server_command(model: str, extra: Sequence[str] = (), **options: Any) -> tuple[list[str], dict[str, str]]:
+    """Command line and environment of vLLM's OpenAI server for spans; what ``minipic serve`` runs.
+
+    Args:
+        model: a local directory or a hub id.
+        extra: vLLM options as its command line takes them, passed through.
+        options: of ``engine_kwargs``.
+    """
+    kwargs = engine_kwargs(model, **options)
+    # `vllm serve` looks up a distribution named vllm, which the CPU wheel isn't; the module works for both.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    given = {option.split("=")[0] for option in extra if option.startswith("--")}
+    for name, value in kwargs.items():
+        flag = f"--{name.replace('_', '-')}"
+        if flag in given:
+            if name in ("block_size", "worker_cls", "scheduler_cls", "attention_backend"):
+                raise ValueError(f"{flag} is set by MiniPIC itself")
+            continue
+        if value is True or value is False:
+            command.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            command += [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+    environment = {**os.environ, SWITCH: "1", "VLLM_PLUGINS": _allowed_plugins()}
+    return [*command, "--enable-prompt-tokens-details", *extra], environment
+
+
+def _allowed_plugins() -> str:
+    """VLLM_PLUGINS with us in it. Setting it makes an allow-list for all groups, so it must name every other one too."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None:
+        return allowed if "minipic" in allowed.split(",") else f"{allowed},minipic".strip(",")
+    groups = ("vllm.general_plugins", "vllm.platform_plugins", "vllm.io_processor_plugins", "vllm.stat_logger_plugins")
+    names = {point.name for group in groups for point in entry_points(group=group)}
+    return ",".join(sorted(names | {"minipic"}))

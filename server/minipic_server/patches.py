@@ -8,7 +8,6 @@ from typing import Any
 
 from minipic_server.config import SpanConfig
 from minipic_server.hashing import SpanHasher
-from minipic_server.refusals import check_config
 from minipic_server.state import opted_in
 from minipic_server.validation import check_completion, check_request
 
@@ -29,7 +28,7 @@ def apply() -> None:
     """Patch this process; idempotent."""
     from vllm.v1.engine import core
 
-    if _patched(core.EngineCore, "__init__"):
+    if _patched(core, "get_request_block_hasher"):
         return
     _hash_spans(core)
     _answer_questions(core)
@@ -38,21 +37,22 @@ def apply() -> None:
 
 
 def _hash_spans(core: Any) -> None:
-    """EngineCore builds its block hasher by a name imported into its module; ours wraps it."""
-    stock, start = core.get_request_block_hasher, core.EngineCore.__init__
+    """EngineCore builds its block hasher by a name imported into its module; ours wraps it.
+
+    It loads plugins inside its own constructor, hence the detour over the next method that sees the configuration.
+    """
+    stock, initialize = core.get_request_block_hasher, core.EngineCore._initialize_kv_caches
     current: list[SpanConfig | None] = [None]
 
-    def start_engine(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+    def initialize_kv_caches(self: Any, vllm_config: Any) -> Any:
         current[0] = SpanConfig.of(vllm_config)
-        if current[0] is not None:
-            check_config(vllm_config)
-        start(self, vllm_config, *args, **kwargs)
+        return initialize(self, vllm_config)
 
     def get_hasher(block_size: int, hash_fn: Any) -> Any:
         plain = stock(block_size, hash_fn)
         return plain if current[0] is None else SpanHasher(current[0], hash_fn, plain)
 
-    _replace(core.EngineCore, "__init__", start_engine)
+    _replace(core.EngineCore, "_initialize_kv_caches", initialize_kv_caches)
     _replace(core, "get_request_block_hasher", get_hasher)
 
 

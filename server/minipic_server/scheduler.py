@@ -22,11 +22,13 @@ from vllm.v1.request import Request
 from minipic_server.arrange import arrange, resident_blocks
 from minipic_server.config import SpanConfig
 from minipic_server.hashing import SpanHasher
+from minipic_server.refusals import check_config
 from minipic_server.residency import Residency
 from minipic_server.state import SpanState, known_state
 from minipic_server.status import KEY_DIGITS, SpanHistory
 
 MAX_WAIT_STEPS = 256  # then it computes the span itself
+HIT_SHARE_STEPS = 10
 REQUESTS_REMEMBERED = 4096  # statuses kept for clients that stream and ask afterwards
 
 
@@ -38,12 +40,15 @@ class _SpanScheduling(Scheduler):
         config = SpanConfig.of(self.vllm_config)
         if config is None:
             raise ValueError("this engine was not started for spans: use `minipic serve` or engine_kwargs()")
+        check_config(self.vllm_config)
         self.span_config = config
         self.span_hasher = SpanHasher(config, get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo), None)
         self.residency = Residency(self.kv_cache_manager.block_pool)
         self.history = SpanHistory()
         self.span_log: dict[str, list[dict[str, object]]] = {}
-        self.span_counts = {"queries": 0, "hits": 0, "arranged": 0, "waited": 0, "computed_twice": 0}
+        names = ("queries", "hits", "query_tokens", "hit_tokens", "arranged", "waited", "computed_twice")
+        self.span_counts = dict.fromkeys(names, 0)
+        self.hit_shares = [0] * (HIT_SHARE_STEPS + 1)  # requests by the share of their spans that were hits
         self._filling: dict[str, list[tuple[int, bytes]]] = {}  # request -> (its end, key) of spans it computes
 
     def add_request(self, request: Request) -> None:
@@ -51,8 +56,7 @@ class _SpanScheduling(Scheduler):
         state = known_state(request)
         if state is not None:
             state.statuses = self.history.describe(request, state, self.residency.has, self._in_flight)
-            self.span_counts["queries"] += len(state.statuses)
-            self.span_counts["hits"] += sum(s["status"] == "hit" for s in state.statuses)
+            self._count(state)
             self._log(request.request_id, state)
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
@@ -113,6 +117,17 @@ class _SpanScheduling(Scheduler):
             kv_transfer = {**(kv_transfer or {}), "minipic": {"spans": state.statuses}}
         return kv_transfer, ec_transfer
 
+    def _count(self, state: SpanState) -> None:
+        tokens = [s.num_visible for s, _ in state.span_hashes()]
+        hits = [s["status"] == "hit" for s in state.statuses]
+        counts = self.span_counts
+        counts["queries"] += len(hits)
+        counts["hits"] += sum(hits)
+        counts["query_tokens"] += sum(tokens)
+        counts["hit_tokens"] += sum(n for n, hit in zip(tokens, hits, strict=True) if hit)
+        if hits:
+            self.hit_shares[HIT_SHARE_STEPS * sum(hits) // len(hits)] += 1
+
     def _log(self, request_id: str, state: SpanState) -> None:
         self.span_log[request_id] = state.statuses
         if len(self.span_log) > REQUESTS_REMEMBERED:
@@ -125,7 +140,7 @@ class _SpanScheduling(Scheduler):
         if operation == "statuses":
             return self.span_log.get(payload)
         if operation == "stats":
-            return {**self.span_counts, **self.residency.usage()}
+            return {**self.span_counts, "hit_shares": self.hit_shares, **self.residency.usage()}
         raise ValueError(f"unknown operation {operation!r}")
 
     def _lookup(self, ids: list[int], anchor: list[int], salt: str | None) -> tuple[str, int, int]:

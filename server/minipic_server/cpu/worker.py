@@ -11,7 +11,7 @@ from minipic_sdk.protocol import RequestMeta
 from minipic_server.config import SpanConfig
 from minipic_server.cpu.backend import SpanCPUAttention, SpanCPUMetadataBuilder
 from minipic_server.plan import RequestPlan, StepPlan
-from minipic_server.refusals import check_model
+from minipic_server.refusals import check_config, check_model
 from minipic_server.state import opted_in
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class SpanCPUWorker(CPUWorker):
     """Selected with ``--worker-cls``."""
 
     def init_device(self) -> None:
+        check_config(self.vllm_config)
         super().init_device()
         if type(self.model_runner) is not CPUModelRunner:
             raise ValueError("MiniPIC on CPU needs vLLM's model runner V1 (unset VLLM_USE_V2_MODEL_RUNNER)")

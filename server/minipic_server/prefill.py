@@ -1,0 +1,169 @@
+"""Prefilling and looking up spans by content, for the HTTP routes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm import SamplingParams
+from vllm.utils import random_uuid
+
+from minipic_sdk import Prompt
+from minipic_sdk.errors import MiniPICError
+from minipic_sdk.profile import ModelProfile
+from minipic_sdk.protocol import XARGS_KEY, RequestMeta
+from minipic_server.config import SpanConfig
+from minipic_server.validation import ProfileMismatch
+
+if TYPE_CHECKING:
+    from minipic_server.routes import SpanIn, SpansIn
+
+PACKED_TOKENS = 8192  # spans prefilled by one request, at most: small enough to interleave with decoding
+
+Ask = Callable[[str, Any], Awaitable[Any]]
+
+
+class SpanService:
+    """Holds the served profile and talks to the engine like vLLM's own handlers do."""
+
+    def __init__(self, engine: Any, name: str, models: Any) -> None:
+        config = SpanConfig.of(engine.vllm_config)
+        assert config is not None
+        self._engine, self._models, self._config = engine, models, config
+        model = engine.vllm_config.model_config
+        self.profile = ModelProfile.from_directory(
+            local_directory(model.model),
+            block_size=config.block_size,
+            control_tokens=config.control,
+            model=name,
+            max_model_len=model.max_model_len,
+        )
+
+    async def ask(self, operation: str, payload: Any) -> Any:
+        """Ask the scheduler; see ``_SpanScheduling.minipic``."""
+        return await self._engine.engine_core.call_utility_async("minipic", operation, payload)
+
+    async def lookup(self, body: "SpansIn") -> list[dict[str, Any]]:
+        """Resident, partial, absent or rejected, per span."""
+        return [found for found, _ in await self._look_up(body)]
+
+    async def prefill(self, body: "SpansIn") -> list[dict[str, Any]]:
+        """Prefill what isn't resident, packed into few requests; waits for all of it."""
+        looked = await self._look_up(body)
+        missing: dict[str, int] = {}
+        for i, (found, ids) in enumerate(looked):
+            if ids and found["status"] != "resident":
+                missing.setdefault(found["key"], i)
+        packs = self._pack([(i, looked[i][1]) for i in missing.values()])
+        reasons = await asyncio.gather(*(self._prefill(body, pack) for pack in packs))
+        why = {i: reason for pack in reasons for i, reason in pack.items()}
+        out: list[dict[str, Any]] = []
+        for i, (found, _) in enumerate(looked):
+            if found["status"] == "rejected":
+                out.append(found)
+                continue
+            first = missing.get(found["key"])
+            status = "hit" if first != i else "computed"
+            out.append({**found, "status": status, "reason": why.get(i) if status == "computed" else None})
+        return out
+
+    async def _look_up(self, body: "SpansIn") -> list[tuple[dict[str, Any], list[int]]]:
+        if body.fingerprint and body.fingerprint != self.profile.fingerprint:
+            raise ProfileMismatch(
+                f"stale profile {body.fingerprint}: this server has {self.profile.fingerprint}; fetch it again"
+            )
+        out: list[tuple[dict[str, Any], list[int]]] = []
+        for ordinal, span in enumerate(body.spans):
+            found: dict[str, Any] = {"name": span.name or f"span {ordinal}", "key": None, "reason": None}
+            try:
+                ids = self._physical(span)
+            except (MiniPICError, ValueError) as error:
+                out.append(({**found, "status": "rejected", "reason": str(error), "tokens": 0, "blocks": 0}, []))
+                continue
+            visible = len(ids) - 1 - ids.count(self._config.control.pad)
+            out.append(({**found, "tokens": visible}, ids))
+        anchor = self._anchor(body)
+        asked = [
+            {"ids": ids, "anchor": anchor, "salt": None if span.public else body.cache_salt}
+            for (_, ids), span in zip(out, body.spans, strict=True)
+            if ids
+        ]
+        answers = iter(await self.ask("lookup", asked))
+        for found, ids in out:
+            if ids:
+                key, blocks, resident = next(answers)
+                status = "resident" if resident == blocks else "partial" if resident else "absent"
+                found |= {"key": key, "status": status, "blocks": blocks, "resident_blocks": resident}
+        return out
+
+    def _anchor(self, body: "SpansIn") -> list[int]:
+        own = body.anchor_token_ids
+        return list(self.profile.anchor_token_ids) if own is None else own
+
+    def _physical(self, span: "SpanIn") -> list[int]:
+        """SSEP, the visible tokens, padding up to the block."""
+        control, size = self._config.control, self._config.block_size
+        if span.token_ids is not None:
+            ids = span.token_ids
+        else:
+            prompt = Prompt.compose([span.text or ""], "?", profile=self.profile)
+            place = next(s for s in prompt.spans if s.kind == "span").logical
+            ids = list(prompt.plain_token_ids[place.start : place.stop])
+        if (bad := next((i for i, t in enumerate(ids) if t in control), None)) is not None:
+            raise ValueError(f"token {bad} is a control token")
+        physical = [control.ssep, *ids]
+        physical += [control.pad] * (-len(physical) % size)
+        room = self.profile.max_model_len - size - len(self.profile.anchor_token_ids)
+        if len(physical) > room:
+            raise ValueError(f"{len(physical)} tokens with padding, the model has room for {room}")
+        return physical
+
+    def _pack(self, spans: list[tuple[int, list[int]]]) -> list[list[tuple[int, list[int]]]]:
+        packs: list[list[tuple[int, list[int]]]] = []
+        size = 0
+        room = min(PACKED_TOKENS, self.profile.max_model_len // 2)
+        for i, ids in spans:
+            if not packs or size + len(ids) > room:
+                packs.append([])
+                size = 0
+            packs[-1].append((i, ids))
+            size += len(ids)
+        return packs
+
+    async def _prefill(self, body: "SpansIn", pack: list[tuple[int, list[int]]]) -> dict[int, str | None]:
+        """One request: [anchor PAD][span]...; its sampled token is discarded. Returns the reason per span."""
+        control, size = self._config.control, self._config.block_size
+        anchor = self._anchor(body)
+        head = [*anchor, *[control.pad] * (-len(anchor) % size)]
+        public = tuple(n for n, (i, _) in enumerate(pack) if body.spans[i].public)
+        names = tuple(body.spans[i].name or f"span {i}" for i, _ in pack)
+        meta = RequestMeta(anchor=tuple(anchor), public=public, names=names)
+        prompt: dict[str, Any] = {"prompt_token_ids": [*head, *(t for _, ids in pack for t in ids)]}
+        if body.cache_salt:
+            prompt["cache_salt"] = body.cache_salt
+        params = SamplingParams(max_tokens=1, temperature=0, detokenize=False, extra_args={XARGS_KEY: meta.to_json()})
+        adapter = self._adapter(body.model)
+        last: Any = None
+        async for last in self._engine.generate(prompt, params, f"spans-{random_uuid()}", lora_request=adapter):
+            pass
+        statuses = ((last.kv_transfer_params or {}).get("minipic") or {}).get("spans") or []
+        by_name = {s["name"]: s.get("reason") for s in statuses}
+        return {i: by_name.get(name) for (i, _), name in zip(pack, names, strict=True)}
+
+    def _adapter(self, model: str | None) -> Any:
+        if model is None or self._models is None or self._models.is_base_model(model):
+            return None
+        found = self._models.lora_requests.get(model)
+        if found is None:
+            raise ValueError(f"the model {model!r} is not served here")
+        return found
+
+
+def local_directory(model: str) -> Path:
+    """Where the model's files are: a directory as it is, a hub id in the hub's local cache."""
+    path = Path(model)
+    if path.is_dir():
+        return path
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model, allow_patterns=["*.json", "*.jinja", "*.model", "*.tiktoken"]))
