@@ -13,7 +13,7 @@ from minipic_sdk.errors import MiniPICError
 from minipic_sdk.profile import ModelProfile
 from minipic_sdk.protocol import XARGS_KEY, RequestMeta
 from minipic_server.config import SpanConfig
-from minipic_server.validation import ProfileMismatch
+from minipic_server.validation import InvalidSpanRequest, ProfileMismatch
 
 if TYPE_CHECKING:
     from minipic_server.routes import SpanIn, SpansIn
@@ -155,7 +155,7 @@ class SpanService:
             return None
         found = self._models.lora_requests.get(model)
         if found is None:
-            raise ValueError(f"the model {model!r} is not served here")
+            raise InvalidSpanRequest(f"the model {model!r} is not served here")
         return found
 
 

@@ -1,12 +1,13 @@
 """Refusing malformed span requests in the front end, before the engine sees them (I6, I9).
 
-Everything here ends in a 4xx that names the token index and the rule; ``ValueError`` becomes a 400 in vLLM.
+Everything here ends in a 4xx that names the token index and the rule. vLLM answers 400 for its own client errors only
+(v1/engine/async_llm.py turns any other exception into a 500), hence the classes.
 """
 
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from vllm.exceptions import GracefulHTTPError
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
 from minipic_sdk.errors import LayoutError
 from minipic_sdk.protocol import XARGS_KEY, RequestMeta
@@ -25,18 +26,33 @@ class ProfileMismatch(GracefulHTTPError, ValueError):
         super().__init__(message, HTTPStatus.CONFLICT)
 
 
+class InvalidSpanRequest(VLLMClientError, ValueError):
+    """The request breaks a rule of the token layout: HTTP 400."""
+
+
 def check_request(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any) -> None:
     """Validate a processed request that opted in; plain requests return at once.
 
     Also masks the control tokens from sampling in the request's own copy of its parameters.
 
     Raises:
-        ValueError: with the index and the rule; ProfileMismatch for a stale fingerprint.
+        InvalidSpanRequest: with the index and the rule.
+        ProfileMismatch: for a stale fingerprint.
     """
-    params = request.sampling_params
-    text = opted_in(params)
-    if text is None or params is None:
+    text = opted_in(request.sampling_params)
+    if text is None:
         return
+    try:
+        _check(vllm_config, request, prompt, text)
+    except ProfileMismatch:
+        raise
+    except ValueError as error:
+        raise InvalidSpanRequest(str(error)) from None
+
+
+def _check(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any, text: str) -> None:
+    params = request.sampling_params
+    assert params is not None
     config = SpanConfig.of(vllm_config)
     if config is None:
         raise ValueError(f"vllm_xargs[{XARGS_KEY!r}]: this server was not started for spans")
