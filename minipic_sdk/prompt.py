@@ -1,0 +1,140 @@
+"""A composed prompt: what is sent, and what it is made of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from minipic_sdk.documents import Document, Tool
+from minipic_sdk.layout import SegmentKind
+from minipic_sdk.protocol import XARGS_KEY, RequestMeta
+
+if TYPE_CHECKING:
+    from minipic_sdk.profile import ModelProfile
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """One segment of a prompt. The ranges cut the lists: ``prompt.token_ids[r.start : r.stop]``."""
+
+    name: str
+    kind: SegmentKind  # head, span or dependent
+    physical: range  # into token_ids: the whole segment, control token and padding included
+    visible: range  # into token_ids: without control token and padding
+    logical: range  # into plain_token_ids
+    key: str  # the same for the same content, anchor and profile, wherever it stands; see keys.py
+
+
+@dataclass(frozen=True, slots=True)
+class PromptStats:
+    """Tokens of a prompt by use; their sum is ``len(prompt.token_ids)``, which ``max_model_len`` bounds."""
+
+    visible: int
+    pad: int
+    control: int
+
+    @property
+    def physical(self) -> int:
+        """All tokens."""
+        return self.visible + self.pad + self.control
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt ready to send. Made by ``Prompt.compose`` or ``Prompt.from_messages``."""
+
+    token_ids: list[int] = field(repr=False)  # physical: with control tokens and padding
+    plain_token_ids: list[int] = field(
+        repr=False
+    )  # what the model reads; what an ordinary server would be sent
+    spans: tuple[PromptSpan, ...]  # every segment, in physical order
+    stats: PromptStats
+    text: str = field(repr=False)  # the same as text, for servers that take no token ids
+    layout: str
+    meta: RequestMeta = field(repr=False)
+    profile: "ModelProfile" = field(repr=False, compare=False)
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether it uses control tokens at all; if not, it is an ordinary prompt."""
+        return self.stats.control > 0
+
+    @property
+    def vllm_xargs(self) -> dict[str, str]:
+        """What its request must carry as ``vllm_xargs``; empty without spans."""
+        return {XARGS_KEY: self.meta.to_json()} if self.has_spans else {}
+
+    @property
+    def extra_body(self) -> dict[str, Any]:
+        """For the plain OpenAI client: ``completions.create(prompt=p.token_ids, extra_body=p.extra_body, ...)``."""
+        return {"vllm_xargs": self.vllm_xargs} if self.has_spans else {}
+
+    @classmethod
+    def compose(
+        cls,
+        docs: Sequence[str | Document | Mapping[str, Any]],
+        question: str,
+        *,
+        system: str | None = None,
+        tools: Sequence[Tool | Mapping[str, Any]] = (),
+        history: Sequence[Mapping[str, Any]] = (),
+        memory: Sequence[str | Document | Mapping[str, Any]] = (),
+        layout: str = "anchored",
+        profile: "ModelProfile | None" = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> "Prompt":
+        """Compose a prompt of which every document, tool and memory state is a span that is cached on its own.
+
+        Args:
+            docs: documents, in the order in which the model shall read them; they stand before the first user text.
+            question: what the user asks last; not blank.
+            system: the system prompt; ``None`` leaves it to the chat template.
+            tools: functions the model may call.
+            history: earlier messages (OpenAI form) between the system prompt and the question.
+            memory: memory states; they stand before the documents.
+            layout: ``anchored``, ``block`` or ``prefix``.
+            profile: of the model; by default that of the server at ``MINIPIC_BASE_URL``, else the bundled model's.
+            template_options: further variables of the chat template, such as ``{"enable_thinking": False}``.
+
+        Raises:
+            InputError: a blank question, or an argument of the wrong shape.
+            TemplateError: the model's chat template refuses the messages.
+            LayoutError: never for valid arguments; it would mean a bug.
+        """
+        from minipic_sdk.compose import compose
+
+        return compose(
+            docs,
+            question,
+            system=system,
+            tools=tools,
+            history=history,
+            memory=memory,
+            layout=layout,
+            profile=profile,
+            template_options=template_options or {},
+        )
+
+    @classmethod
+    def from_messages(
+        cls,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        documents: Sequence[str | Document | Mapping[str, Any]] = (),
+        tools: Sequence[Tool | Mapping[str, Any]] = (),
+        memory: Sequence[str | Document | Mapping[str, Any]] = (),
+        layout: str = "anchored",
+        profile: "ModelProfile | None" = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> "Prompt":
+        """As ``compose``, from a whole conversation in the OpenAI form."""
+        from minipic_sdk.compose import compose_messages
+
+        return compose_messages(
+            messages,
+            documents=documents,
+            tools=tools,
+            memory=memory,
+            layout=layout,
+            profile=profile,
+            template_options=template_options or {},
+        )

@@ -1,0 +1,219 @@
+"""Messages to the prompt's text, with the spans' places kept.
+
+Spans and dangerous pieces of user text go through the template as sentinels that nobody can guess, so the template
+decides what stands around them and never sees, nor parses, what is in them. All other text goes through as it is:
+templates trim, split and compare it.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple, cast
+
+from minipic_sdk.documents import Document, Tool
+from minipic_sdk.errors import InputError, TemplateError
+from minipic_sdk.template import ChatTemplate
+from minipic_sdk.tokenize.base import Markup
+from minipic_sdk.tools import TOOLS_AFTER, TOOLS_BEFORE, ToolRef, tool_json, tool_style
+
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # noncharacters: no template touches them
+
+SpanSource = Literal["tool", "memory", "document"]
+
+
+class Literally(NamedTuple):
+    """User text that spells markup, or half of it: tokenised as ordinary text."""
+
+    text: str
+
+
+class SpanText(NamedTuple):
+    """The text of one span, at its place in the prompt."""
+
+    source: SpanSource
+    index: int  # among the spans of its source
+    text: str
+
+
+Part = str | Literally | SpanText  # str: template text and harmless user text
+
+
+class Sources(NamedTuple):
+    """What one prompt is made of."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Tool]
+    memory: Sequence[Document]
+    documents: Sequence[Document]
+    options: Mapping[str, Any]  # template variables
+
+
+def render_parts(template: ChatTemplate, sources: Sources, *, markup: Markup, spoken: Markup) -> list[Part]:
+    """Render ``sources`` and return the prompt's text in order, in parts; no part is empty.
+
+    Memory states, then documents, stand at the beginning of the first user message. Tools stand where the template
+    puts them, or at the end of the system message if it has no place for tools.
+
+    Args:
+        template: of the model.
+        sources: messages and what goes into them.
+        markup: what user text must not become.
+        spoken: the part of it that an assistant's own words must not become either (they may hold ``<think>``).
+
+    Raises:
+        InputError: a message of the wrong shape; no user message although there are spans to place.
+        TemplateError: the template refuses the messages or loses a span.
+    """
+    sentinels = _Sentinels()
+    shielded = [
+        _shield(_flat(m), spoken if m.get("role") == "assistant" else markup, sentinels)
+        for m in sources.messages
+    ]
+    messages = cast("list[dict[str, Any]]", shielded)
+    placed = [SpanText("memory", i, d.content) for i, d in enumerate(sources.memory)]
+    placed += [SpanText("document", i, d.content) for i, d in enumerate(sources.documents)]
+    if placed:
+        _prepend(messages, "user", "".join(map(sentinels.hide, placed)))
+    style = tool_style(template) if sources.tools else None
+    tools: list[ToolRef] | None = None
+    if style is not None and style.mode == "system":
+        hidden = "".join(
+            sentinels.hide(SpanText("tool", i, t.json + "\n")) for i, t in enumerate(sources.tools)
+        )
+        _append_system(messages, TOOLS_BEFORE + hidden + TOOLS_AFTER, refused=style.no_system)
+    elif style is not None:
+        definitions = [t.definition for t in sources.tools]
+        tools = [
+            ToolRef(cast("dict[str, Any]", _shield(d, markup, sentinels)), d, i)
+            for i, d in enumerate(definitions)
+        ]
+
+    to_json = tool_json(
+        lambda tool, options: sentinels.hide(SpanText("tool", tool.index_, json.dumps(tool.raw_, **options)))
+    )
+    if template.wants_parts:
+        messages = [_in_parts(m) for m in messages]
+    text = template.render(messages, tools=tools, options=sources.options, to_json=to_json)
+    parts = sentinels.cut(text)
+    for span in placed:
+        if parts.count(span) != 1:
+            raise TemplateError(
+                f"the chat template shows {span.source} {span.index} {parts.count(span)} times"
+            )
+    if style is not None and style.separator:
+        parts = _join_separators(parts, style.separator, before=style.mode == "before")
+    return [p for p in parts if isinstance(p, SpanText) or p]
+
+
+class _Sentinels:
+    """Strings that stand for parts while the template is rendered."""
+
+    def __init__(self) -> None:
+        self._nonce = secrets.token_hex(8)
+        self._hidden: list[Literally | SpanText] = []
+        self._pattern = re.compile(f"{_OPEN}{self._nonce}\\.(\\d+){_CLOSE}")
+
+    def hide(self, part: Literally | SpanText) -> str:
+        self._hidden.append(part)
+        return f"{_OPEN}{self._nonce}.{len(self._hidden) - 1}{_CLOSE}"
+
+    def cut(self, text: str) -> list[Part]:
+        pieces = self._pattern.split(text)  # text, number, text, number, ..., text
+        return [self._hidden[int(p)] if i % 2 else p for i, p in enumerate(pieces)]
+
+
+def _shield(value: object, markup: Markup, sentinels: _Sentinels) -> object:
+    if isinstance(value, str):
+        pieces: list[str] = []
+        at = 0
+        for start, stop in markup.unsafe(value):
+            pieces += [value[at:start], sentinels.hide(Literally(value[start:stop]))]
+            at = stop
+        return "".join([*pieces, value[at:]]) if pieces else value
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[str, object]", value).items()
+        return {cast("str", _shield(k, markup, sentinels)): _shield(v, markup, sentinels) for k, v in entries}
+    if isinstance(value, list | tuple):
+        return [_shield(v, markup, sentinels) for v in cast("list[object]", value)]
+    return value
+
+
+def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: one text, tool arguments as objects (vLLM, entrypoints/chat_utils.py)."""
+    if not isinstance(message.get("role"), str):
+        raise InputError(f"a message needs a role: {message!r}")
+    flat = dict(message)
+    content = flat.get("content")
+    if isinstance(content, list | tuple):
+        flat["content"] = "\n".join(map(_text_of, cast("list[object]", content)))
+    elif content is not None and not isinstance(content, str):
+        raise InputError(f"a message's content is text or a list of text parts, got {type(content).__name__}")
+    if flat.get("tool_calls"):
+        flat["tool_calls"] = [_call(c) for c in cast("list[Mapping[str, Any]]", flat["tool_calls"])]
+    return flat
+
+
+def _text_of(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping):
+        fields = cast("Mapping[str, Any]", part)
+        if fields.get("type") in ("text", "input_text", "output_text") and isinstance(
+            fields.get("text"), str
+        ):
+            return fields["text"]
+        raise InputError(f"only text can be composed, got a content part of type {fields.get('type')!r}")
+    raise InputError(f"a content part is a mapping, got {type(part).__name__}")
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(cast("Mapping[str, Any]", call.get("function", {})))
+    if isinstance(function.get("arguments"), str):
+        with suppress(ValueError):  # a model's broken JSON goes to the template as text
+            function["arguments"] = json.loads(function["arguments"] or "{}")
+    return {**call, "function": function}
+
+
+def _prepend(messages: list[dict[str, Any]], role: str, text: str) -> None:
+    for message in messages:
+        if message["role"] == role:
+            message["content"] = text + (message.get("content") or "")
+            return
+    raise InputError("documents and memory need a user message to stand in")
+
+
+def _append_system(messages: list[dict[str, Any]], text: str, *, refused: bool) -> None:
+    if refused:
+        _prepend(messages, "user", text + "\n\n")
+    elif messages and messages[0]["role"] == "system":
+        given = messages[0].get("content") or ""
+        messages[0]["content"] = f"{given}\n\n{text}" if given else text
+    else:
+        messages.insert(0, {"role": "system", "content": text})
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(message.get("content"), str):
+        return {**message, "content": [{"type": "text", "text": message["content"]}]}
+    return message
+
+
+def _join_separators(parts: list[Part], separator: str, *, before: bool) -> list[Part]:
+    """Move the template's constant text between tools into the tools' spans, so they can stand in any order."""
+    joined = list(parts)
+    for i, part in enumerate(joined):
+        if not isinstance(part, SpanText) or part.source != "tool":
+            continue
+        at = i - 1 if before else i + 1
+        beside = joined[at] if 0 <= at < len(joined) else ""
+        if not isinstance(beside, str):
+            continue
+        if before and beside.endswith(separator):
+            joined[at] = beside[: len(beside) - len(separator)]
+            joined[i] = part._replace(text=separator + part.text)
+        elif not before and beside.startswith(separator):
+            joined[at] = beside[len(separator) :]
+            joined[i] = part._replace(text=part.text + separator)
+    return joined

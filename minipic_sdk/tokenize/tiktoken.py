@@ -1,0 +1,52 @@
+"""tiktoken rank files (one ``base64 rank`` pair a line), as Llama 3 and OpenAI models ship them."""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+
+from minipic_sdk.errors import ProfileError
+from minipic_sdk.tokenize.base import AddedToken
+
+
+class TiktokenTokenizer:
+    """Byte-pair ranks and a split pattern; special tokens stand beside the ranks, so text can't reach them."""
+
+    def __init__(self, ranks: str, pattern: str, special_tokens: Mapping[str, int]) -> None:
+        """Build it.
+
+        Args:
+            ranks: content of the rank file.
+            pattern: the regular expression that cuts text into words.
+            special_tokens: text -> id, ids beyond the ranks.
+        """
+        try:
+            import tiktoken
+        except ImportError:
+            raise ProfileError(
+                "this profile needs the tiktoken package: pip install 'minipic-sdk[tiktoken]'"
+            ) from None
+        try:
+            table = {
+                base64.b64decode(word): int(rank)
+                for word, rank in (line.split() for line in ranks.splitlines())
+            }
+        except (ValueError, binascii.Error) as error:
+            raise ProfileError(f"not a tiktoken rank file: {error}") from None
+        self._added = tuple(AddedToken(id, text) for text, id in special_tokens.items())
+        self._inner = tiktoken.Encoding(
+            "minipic", pat_str=pattern, mergeable_ranks=table, special_tokens=dict(special_tokens)
+        )
+
+    @property
+    def added_tokens(self) -> Sequence[AddedToken]:
+        """The special tokens."""
+        return self._added
+
+    def encode(self, text: str, *, opening: bool = False) -> list[int]:
+        """Ids of ``text`` as ordinary text; ``opening`` makes no difference to byte-level tokens."""
+        del opening
+        return self._inner.encode_ordinary(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ``token_ids``."""
+        return self._inner.decode(token_ids)
