@@ -45,6 +45,9 @@ def check_config(config: "VllmConfig") -> None:
         "tensor parallelism is not tested with spans on this platform": cuda_only_parallel,
         "micro-batch overlap (DBO) is not supported": parallel.enable_dbo,
         "KV-sharing fast prefill is not supported": cache.kv_sharing_fast_prefill,
+        "KV cache events are not split at span boundaries yet": bool(
+            config.kv_events_config and config.kv_events_config.enable_kv_cache_events
+        ),
         "foreign KV connectors are not tested with spans": offload is not None
         and offload.kv_connector != "OffloadingConnector",
     }

@@ -61,6 +61,8 @@ def _check(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any,
     if isinstance(prompt, dict) and prompt.get("prompt") is not None:
         # Text that end users typed may spell a control token; ids come from compose, which can't produce one.
         raise ValueError("span requests take token ids, not text: compose the prompt with the SDK")
+    if request.resumable:
+        raise ValueError("span requests can't be streaming-input sessions")
     meta = RequestMeta.from_json(text)
     if meta.fingerprint and config.fingerprint and meta.fingerprint != config.fingerprint:
         raise ProfileMismatch(
@@ -74,8 +76,11 @@ def _check(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any,
     limit = vllm_config.model_config.max_model_len
     if any(s.logical_stop > limit for s in layout.segments):
         raise LayoutError(None, f"a logical position reaches beyond max_model_len={limit}")
+    tail = layout.segments[-1]
+    if tail.logical_stop > layout.num_tokens and tail.logical_stop + (params.max_tokens or 0) > limit:
+        raise LayoutError(tail.start, f"max_tokens reaches beyond max_model_len={limit} behind the gaps in positions")
     if not layout.generates and (params.max_tokens or 0) > 1:
-        raise LayoutError(layout.segments[-1].start, "a prompt that generates must not end in a span")
+        raise LayoutError(tail.start, "a prompt that generates must not end in a span")
     if params.prompt_logprobs is not None:
         raise ValueError("prompt_logprobs are not available for span requests")
     params.logit_bias = {**(params.logit_bias or {}), **dict.fromkeys(config.control, float("-inf"))}
