@@ -45,7 +45,6 @@ def explain_mismatch(theirs: str, ours: str) -> tuple[str, ...]:
 
 def _parse(fingerprint: str) -> dict[str, str] | None:
     version, _, body = fingerprint.partition(":")
-    pairs = [part.split("=", 1) for part in body.split(",")]
-    if version != _VERSION or any(len(p) != 2 for p in pairs):
+    if version != _VERSION:
         return None
-    return {k: v for k, v in pairs}
+    return {k: v for k, _, v in (part.partition("=") for part in body.split(","))}

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     import jinja2
 
 # For models without a template (base models): the texts, one below the other.
-PLAIN_TEMPLATE: Final = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}"
+PLAIN_TEMPLATE: Final = (
+    "{{ bos_token }}{% for m in messages %}{{ m['content'] }}"
     "{% if not loop.last %}{{ '\\n\\n' }}{% endif %}{% endfor %}"
+)
 
 ToJSON = Callable[[object, Mapping[str, Any]], str | None]
 

@@ -9,7 +9,10 @@ from minipic_sdk.errors import TemplateError
 from minipic_sdk.template import ChatTemplate, ToJSON
 
 # For templates without tools: what vLLM's ``hermes`` tool parser reads.
-TOOLS_BEFORE: Final = "# Tools\n\nYou may call functions to help with the user's request. Their signatures, one JSON object a line:\n<tools>\n"
+TOOLS_BEFORE: Final = (
+    "# Tools\n\nYou may call functions to help with the user's request. "
+    "Their signatures, one JSON object a line:\n<tools>\n"
+)
 TOOLS_AFTER: Final = (
     "</tools>\n\nTo call a function, answer with a JSON object of its name and arguments:\n"
     '<tool_call>\n{"name": <function-name>, "arguments": <arguments-object>}\n</tool_call>'

@@ -1,0 +1,1 @@
+"""Tokenizers: text to ids, each piece of a prompt on its own."""
