@@ -29,8 +29,11 @@ def environment() -> ImmutableSandboxedEnvironment:
     env = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    env.filters["tojson"] = _tojson
-    env.globals.update(raise_exception=_raise, strftime_now=lambda form: datetime.now().strftime(form))
+    # Any: jinja2 infers the types of these tables from its own entries
+    filters: dict[str, Any] = {"tojson": _tojson}
+    helpers: dict[str, Any] = {"raise_exception": _raise, "strftime_now": _strftime_now}
+    env.filters.update(filters)
+    env.globals.update(helpers)
     return env
 
 
@@ -52,6 +55,10 @@ def _tojson(
     ask: Callable[..., str | None] | None = context.get("_to_json")
     told = ask(value, options) if ask is not None else None
     return json.dumps(value, **options) if told is None else told
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
 
 
 def _raise(message: str) -> NoReturn:

@@ -11,7 +11,7 @@ from minipic_sdk.layouts import layout_named
 from minipic_sdk.layouts.base import Arrangement, Piece, Rules
 from minipic_sdk.prompt import Prompt, PromptSpan, PromptStats
 from minipic_sdk.protocol import RequestMeta
-from minipic_sdk.rendering import Part, Sources, SpanText, render_parts
+from minipic_sdk.rendering import Literally, Part, Sources, SpanText, render_parts
 
 if TYPE_CHECKING:
     from minipic_sdk.profile import ModelProfile
@@ -85,28 +85,29 @@ def compose_messages(
 
 def _pieces(parts: Sequence[Part], sources: Sources, profile: "ModelProfile") -> list[Piece]:
     pieces: list[Piece] = []
-    text: list[Part] = []
-    for part in parts:
-        if isinstance(part, SpanText):
-            if text:
-                pieces.append(Piece("text", profile.encode_parts(text, opening=not pieces)))
-            pieces.append(_span_piece(part, sources, profile))
-            text = []
-        else:
+    text: list[str | Literally] = []
+    spans = any(isinstance(p, SpanText) for p in parts)
+    for part in (*parts, None):
+        if isinstance(part, str | Literally):
             text.append(part)
-    if text:
-        pieces.append(Piece("text", profile.encode_parts(text, opening=not pieces)))
+            continue
+        if text:
+            opening = not pieces
+            ids = profile.encode_parts(text, opening=opening, anchored=opening and spans)
+            pieces.append(Piece("text", ids))
+            text = []
+        if part is not None:
+            pieces.append(_span_piece(part, sources, profile))
     return pieces
 
 
 def _span_piece(part: SpanText, sources: Sources, profile: "ModelProfile") -> Piece:
-    source = {"tool": sources.tools, "memory": sources.memory, "document": sources.documents}[part.source][
-        part.index
-    ]
-    name = f"{part.source}{part.index + 1}" if source.name is None else source.name
-    return Piece(
-        "span", profile.encode(part.text), f"tool:{name}" if part.source == "tool" else name, source.public
-    )
+    ids = profile.encode(part.text)
+    if part.source == "tool":
+        tool = sources.tools[part.number]
+        return Piece("span", ids, f"tool:{tool.name}", tool.public)
+    given = (sources.memory if part.source == "memory" else sources.documents)[part.number]
+    return Piece("span", ids, given.name or f"{part.source}{part.number + 1}", given.public)
 
 
 def _prompt(

@@ -20,7 +20,7 @@ from minipic_sdk.tokenize.cache import TokenCache
 from minipic_sdk.tokenize.spec import TokenizerSpec
 
 if TYPE_CHECKING:
-    from minipic_sdk.rendering import Literally, SpanText
+    from minipic_sdk.rendering import Literally
 
 _FIELDS = (
     "model",
@@ -104,13 +104,14 @@ class ModelProfile:
         return self._cache.get(text, self.tokenizer.encode)
 
     def encode_parts(
-        self, parts: "Iterable[str | Literally | SpanText]", *, opening: bool = False
+        self, parts: "Iterable[str | Literally]", *, opening: bool = False, anchored: bool = False
     ) -> list[int]:
         """Ids of template text (``str``, markup is read) and user text (markup is not), tokenised as one run.
 
         Args:
             parts: in order.
-            opening: whether they open the prompt; a prompt that could open with the anchor does.
+            opening: whether they open the prompt.
+            anchored: whether a prompt that could open with the anchor must, at the price of a token boundary.
         """
         runs: list[str | int] = []
         for part in parts:
@@ -122,7 +123,7 @@ class ModelProfile:
                     runs.append(run)
         ids = self._encode_runs(runs, opening)
         anchor = list(self.anchor_token_ids)
-        if not opening or ids[: len(anchor)] == anchor:
+        if not anchored or ids[: len(anchor)] == anchor:
             return ids
         cut = self._cut_behind_anchor(runs)
         return ids if cut is None else self._encode_runs(cut, opening)

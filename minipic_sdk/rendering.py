@@ -33,7 +33,7 @@ class SpanText(NamedTuple):
     """The text of one span, at its place in the prompt."""
 
     source: SpanSource
-    index: int  # among the spans of its source
+    number: int  # among the spans of its source, from 0
     text: str
 
 
@@ -100,7 +100,7 @@ def render_parts(template: ChatTemplate, sources: Sources, *, markup: Markup, sp
     for span in placed:
         if parts.count(span) != 1:
             raise TemplateError(
-                f"the chat template shows {span.source} {span.index} {parts.count(span)} times"
+                f"the chat template shows {span.source} {span.number} {parts.count(span)} times"
             )
     if style is not None and style.separator:
         parts = _join_separators(parts, style.separator, before=style.mode == "before")

@@ -70,7 +70,9 @@ def tool_style(template: ChatTemplate) -> ToolStyle:
 def _probe(source: str, variables: tuple[tuple[str, str], ...]) -> ToolStyle:
     template = ChatTemplate(source, dict(variables))
     names = ("minipic_probe_one", "minipic_probe_two")
-    raw = [{"type": "function", "function": {"name": n, "description": n, "parameters": {}}} for n in names]
+    raw: list[dict[str, Any]] = [
+        {"type": "function", "function": {"name": n, "description": n, "parameters": {}}} for n in names
+    ]
     marks = ["\ufdd0one\ufdd1", "\ufdd0two\ufdd1"]
 
     user = {"role": "user", "content": "u"}

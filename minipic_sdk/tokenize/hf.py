@@ -47,7 +47,8 @@ class HFTokenizer:
         self._inner.encode_special_tokens = True
         self._vocab_size = self._inner.get_vocab_size(with_added_tokens=True)
         self._marker = f"\ufdd2{secrets.token_hex(8)}\ufdd2"
-        self._inner.add_tokens([Added(self._marker, normalized=False, special=False)])
+        marker = Added(self._marker, normalized=False, special=False)
+        self._inner.add_tokens([marker])  # pyright: ignore[reportUnknownMemberType]
         self._forbidden = frozenset(forbidden) | {t.id for t in self._added if t.special}
 
     @property

@@ -87,11 +87,8 @@ class TokenizerSpec:
         if ranks is None:
             raise ProfileError(f"{path} has no tokenizer.json and no tiktoken rank file")
         config = path / "tokenizer_config.json"
-        added = (
-            json.loads(config.read_text(encoding="utf-8")).get("added_tokens_decoder", {})
-            if config.is_file()
-            else {}
-        )
+        stated: dict[str, Any] = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        added = cast("dict[str, dict[str, str]]", stated.get("added_tokens_decoder", {}))
         special = {entry["content"]: int(id) for id, entry in added.items()}
         return cls("tiktoken", ranks.read_text(encoding="ascii"), CL100K_PATTERN, special)
 
