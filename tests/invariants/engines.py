@@ -60,10 +60,6 @@ class Engine:
     """A ``vllm.LLM`` with the plugin on, and an eye on its scheduler."""
 
     def __init__(self, model: Path | str, **options: Any) -> None:
-        import vllm
-
-        import minipic_server
-
         defaults: dict[str, Any] = {
             "control_tokens": tuple(CONTROL),
             "dtype": "float32",
@@ -73,24 +69,43 @@ class Engine:
             "skip_tokenizer_init": True,
             "seed": 0,
         }
-        self.llm = vllm.LLM(**minipic_server.engine_kwargs(str(model), **{**defaults, **options}))
+        self._arguments = {"model": str(model), **defaults, **options}
+        self.met: Counter[str] = Counter()
+        self._start()
+
+    def _start(self) -> None:
+        import vllm
+
+        import minipic_server
+
+        self.llm = vllm.LLM(**minipic_server.engine_kwargs(**self._arguments))
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
         self.pool = self.scheduler.kv_cache_manager.block_pool
-        self.met: Counter[str] = Counter()
         self._watch()
 
     def run(self, *asks: Ask) -> list[Answer]:
         """Answers of one batch, in order."""
         inputs = [ask.engine_input() for ask in asks]
         loras = [ask.lora for ask in asks]
-        outs = self.llm.generate(
-            [prompt for prompt, _ in inputs],
-            [params for _, params in inputs],
-            use_tqdm=False,
-            lora_request=loras if any(loras) else None,
-        )
+        try:
+            outs = self.llm.generate(
+                [prompt for prompt, _ in inputs],
+                [params for _, params in inputs],
+                use_tqdm=False,
+                lora_request=loras if any(loras) else None,
+            )
+        except Exception:
+            if self.busy:  # the engine died in the middle: it must not take other tests with it
+                self.close()
+                self._start()
+            raise
         return [Answer.of(out) for out in outs]
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are left in the engine; never between two calls."""
+        return bool(self.scheduler.requests)
 
     def ask(self, prompt: PromptSpec | list[int], tokens: int = 6, **options: Any) -> Answer:
         """The answer of a single request."""

@@ -6,7 +6,7 @@ request metadata, and spells out visibility and positions token by token for the
 
 import json
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,13 @@ class Piece:
     logical: int | None = None  # place of its first token; None: behind the piece before it
     hidden: int = 0  # leading tokens of a span that no other piece sees
     public: bool = False
+
+    def __repr__(self) -> str:
+        placed = f" at {self.logical} hiding {self.hidden}" if self.logical is not None or self.hidden else ""
+        return f"{self.kind}({len(self.tokens)} tokens {self.tokens[:2]}...{placed})"
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        printer.text(repr(self))  # hypothesis would print every token on a line
 
 
 def head(*tokens: int) -> Piece:
