@@ -19,6 +19,9 @@ CASES = {
     "partial": dict(requests=[(RAG, 118, 4)], block_q=8, rotary=32),
     "partial-gptj": dict(requests=[(RAG, 118, 4)], block_q=8, rotary=32, neox=False),
     "head96": dict(requests=[(RAG, 118, 4)], block_q=4, head=96),
+    "head32": dict(requests=[(RAG, 118, 4)], block_q=8, head=32),
+    "head80": dict(requests=[(RAG, 118, 4)], block_q=8, head=80),
+    "head256": dict(requests=[(RAG, 118, 4)], block_q=4, head=256, kv_heads=1),
     "head128-gqa4": dict(requests=[(DEEP, 170, 3)], block_q=4, head=128, groups=4, kv_heads=1),
     "gqa3": dict(requests=[(DEEP, 170, 3)], block_q=5, groups=3, kv_heads=3),
     "mha": dict(requests=[(RAG, 120, 2)], block_q=16, groups=1, kv_heads=3),
@@ -29,8 +32,9 @@ CASES = {
 }
 
 
-def run(problem, *, block_q, chunk, zero=()):
-    tables = AttendTables.of(problem.compiled, block_q=block_q, chunk=chunk, zero=np.array(zero, dtype=np.int64))
+def run(problem, *, block_q, chunk, zero=(), tile=64):
+    zero = np.array(zero, dtype=np.int64)
+    tables = AttendTables.of(problem.compiled, block_q=block_q, chunk=chunk, zero=zero, tile=tile)
     heads, head = problem.query.shape[1:]
     device = problem.query.device
     out = torch.full_like(problem.query, float("nan"))
@@ -46,18 +50,18 @@ def run(problem, *, block_q, chunk, zero=()):
         scale=head**-0.5,
         block_q=block_q,
         out=out,
-        block_n=16 if device.type == "cpu" else None,
+        block_n=tile,
     )
     return out
 
 
-@pytest.mark.parametrize("chunk", [48, 10_000], ids=["split", "whole"])
+@pytest.mark.parametrize(("chunk", "tile"), [(48, 16), (10_000, 64)], ids=["split", "whole"])
 @pytest.mark.parametrize("name", CASES)
-def test_attend_equals_its_reference(name, chunk, device):
+def test_attend_equals_its_reference(name, chunk, tile, device):
     case = dict(CASES[name])
     block_q = case.pop("block_q")
     problem = make_problem(device=device, **case)
-    out = run(problem, block_q=block_q, chunk=chunk)
+    out = run(problem, block_q=block_q, chunk=chunk, tile=tile)
     want = torch.full_like(problem.query, float("nan"))
     scale = problem.query.shape[-1] ** -0.5
     attend_naive(

@@ -15,6 +15,8 @@ CASES = {
     "partial": dict(requests=[(RAG, 208, 10)], rotary=32),
     "partial-gptj": dict(requests=[(RAG, 208, 10)], rotary=32, neox=False),
     "head96": dict(requests=[(RAG, 208, 10)], head=96),
+    "head32": dict(requests=[(RAG, 208, 4)], head=32),
+    "head80": dict(requests=[(RAG, 208, 4)], head=80),
     "head256": dict(requests=[(RAG, 208, 10)], head=256, kv_heads=1),
     "block64": dict(requests=[(RAG, 320, 10)], block_size=64),
     "hnd": dict(requests=[(RAG, 208, 10)], layout="HND"),

@@ -60,11 +60,11 @@ def rows_of(*requests, block=16):
 def test_pieces_cover_every_key_once_in_order(chunk):
     rows, _ = rows_of((PARTS, 0, 180), (PARTS, 178, 1))
     flat = FlatRuns.of(rows)
-    pieces, source, number = flat.cut(chunk)
+    pieces, source, number = flat.cut(chunk, 64)
     keys = [int(p[0]) + j for p in pieces for j in range(p[1])]
     want = [int(r[0]) + j for r in flat.run for j in range(r[1])]
     assert keys == want
-    assert (pieces[:, 1] > 0).all()
+    assert (pieces[:, 1] > 0).all() and (pieces[:, 1] <= 64).all()
     assert (np.diff(source) >= 0).all()
     per_chunk = {}
     for piece, s, n in zip(pieces, source, number, strict=True):

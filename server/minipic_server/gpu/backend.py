@@ -26,7 +26,7 @@ from minipic_server.rope import TURN_ATTRIBUTE
 logger = init_logger(__name__)
 
 STEP = "minipic_step"  # attribute of the metadata: a DeviceStep
-HEAD_SIZES = (64, 96, 128, 256)
+HEAD_SIZES = (32, 64, 80, 96, 128, 256)  # those that tests/kernels covers
 
 
 class SpanFlashImpl(FlashAttentionImpl):

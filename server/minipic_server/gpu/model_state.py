@@ -27,6 +27,7 @@ from minipic_server.gpu.runs import RequestRuns, RowRuns
 from minipic_server.gpu.scratch import SHARE, AttentionShape, GraphTables, Scratch
 from minipic_server.gpu.step import DeviceStep, ShortRows, plan_step
 from minipic_server.gpu.tables import AttendTables, balanced_chunk
+from minipic_server.kernels.attend.kernel import BLOCK_N
 from minipic_server.plan import RequestPlan
 from minipic_server.refusals import UnsupportedError
 from minipic_server.state import opted_in
@@ -41,6 +42,7 @@ class SpanModelState(DefaultModelState):
         self.spans: dict[int, RequestRuns] = {}  # by request index; span requests only
         self._index: dict[str, int] = {}
         self._selected: list[RequestRuns | None] | None = None  # the batch's, in batch order; None: a plain step
+        self._done: Sequence[int] = ()
         self._positions: np.ndarray | None = None
         self._physical: torch.Tensor | None = None
         self._capturing = False
@@ -98,18 +100,25 @@ class SpanModelState(DefaultModelState):
         """Whether the step being prepared needs more than stock attention."""
         return self._selected is not None or not self.stock
 
-    def select(self, requests: Sequence[int]) -> None:
-        """Note the request indices of the next step, in batch order; none for a start-up run."""
+    def select(self, requests: Sequence[int], done: Sequence[int]) -> None:
+        """Note the requests of the next step, in batch order; none for a start-up run.
+
+        Args:
+            requests: indices of their states.
+            done: tokens of each in the cache.
+        """
         self._physical = None
         self._selected = None
         if self.spans and any(i in self.spans for i in requests) or not self.stock and len(requests):
             other = None if self.stock else RequestRuns.plain()
             self._selected = [self.spans.get(i, other) for i in requests]
+            self._done = done
 
     def fits_graph(self) -> bool:
         """Whether the selected batch, if all of it decodes, fits the tables that captured graphs read."""
-        runs = sum(r.most_runs for r in self._selected or () if r is not None)
-        return self.tables.fits(len(self._selected or ()), runs)
+        batch = self._selected or []
+        pieces = sum(r.pieces(BLOCK_N, n) for r, n in zip(batch, self._done, strict=False) if r is not None)
+        return self.tables.fits(len(batch), pieces)
 
     @contextmanager
     def capturing(self, spans: bool) -> Iterator[None]:

@@ -60,10 +60,10 @@ class RequestRuns:
         zero = np.zeros(1, dtype=np.int64)
         return cls(zero, zero + FAR, zero, [np.empty((0, 3), dtype=np.int32)], [0])
 
-    @property
-    def most_runs(self) -> int:
-        """Runs that a decode step of this request reads, its own included."""
-        return len(self.contexts[-1]) + 1
+    def pieces(self, tile: int, done: int) -> int:
+        """Pieces of at most ``tile`` keys that the next decode step reads, ``done`` tokens being in the cache."""
+        context = int((-(-self.contexts[-1][:, 1] // tile)).sum())
+        return context + max(0, done - int(self.first[-1])) // tile + 1
 
     def plan(
         self, request: int, query_start: int, computed: int, scheduled: int, positions: np.ndarray

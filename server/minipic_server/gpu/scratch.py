@@ -9,7 +9,7 @@ from minipic_server.kernels.attend.kernel import MERGE_FIELDS, PIECE_FIELDS, TAS
 
 SHARE = 0.015  # of what is left for the KV cache; the contract is 2 % with the tables
 FEWEST_KEYS = 4096
-GRAPH_PIECES = 1 << 16  # of a decode batch under a CUDA graph: 1 MiB; bigger batches run their attention eagerly
+GRAPH_PIECES = 1 << 17  # of a decode batch under a CUDA graph: 2 MiB, 8M keys; beyond, attention runs eagerly
 WAVES = {16: 4, 32: 4, 64: 2, 128: 1}  # programs that one multiprocessor runs at once, by matrix rows of a tile
 
 
@@ -110,9 +110,9 @@ class GraphTables:
         self.plain_lens = view[2]
         self.pieces = view[3].view(-1, PIECE_FIELDS)
 
-    def fits(self, requests: int, runs: int) -> bool:
-        """Whether a decode batch with this many runs can be replayed."""
-        return runs + requests + self.spare <= GRAPH_PIECES
+    def fits(self, requests: int, pieces: int) -> bool:
+        """Whether a decode batch can be replayed; splitting its rows cuts some pieces once more."""
+        return pieces + requests + self.spare <= GRAPH_PIECES
 
     def pack(self, tasks: np.ndarray, merges: np.ndarray, plain_lens: np.ndarray, pieces: np.ndarray) -> np.ndarray:
         """The beginning of the buffer for a step; what it does not use is zero. [n]"""

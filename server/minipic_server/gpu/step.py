@@ -15,7 +15,7 @@ from minipic_server.gpu.runs import RowRuns
 from minipic_server.gpu.scratch import AttentionShape, Scratch
 from minipic_server.gpu.tables import AttendTables, GatherTables, balanced_chunk
 
-SHORT_ROWS = 128  # matrix rows (queries times grouped heads) up to which gathering doesn't pay
+SHORT_ROWS = 64  # matrix rows (queries times grouped heads) up to which gathering doesn't pay
 Upload = Callable[[np.ndarray], torch.Tensor]
 
 

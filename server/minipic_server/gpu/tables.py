@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minipic_server.gpu.runs import RowRuns
-from minipic_server.kernels.attend.kernel import ALL_VISIBLE, MERGE_FIELDS, TASK_FIELDS
+from minipic_server.kernels.attend.kernel import ALL_VISIBLE, BLOCK_N, MERGE_FIELDS, TASK_FIELDS
 from minipic_server.kernels.gather.kernel import MOVE_FIELDS, TILE
 
 MIN_CHUNK = 256  # keys of a task: less isn't worth a merge
@@ -41,8 +41,8 @@ class FlatRuns(NamedTuple):
         row_start = np.concatenate(([0], done[own][:-1]))
         return cls(run, row, done - run[:, 1] - row_start[row], done[own] - row_start)
 
-    def cut(self, chunk: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Cut at every multiple of ``chunk`` keys of a row.
+    def cut(self, chunk: int, tile: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Cut at every multiple of ``chunk`` keys of a row, and then so that no piece has more than ``tile`` keys.
 
         Returns:
             pieces: start, length, turn, limit. [pieces, 4]
@@ -51,19 +51,26 @@ class FlatRuns(NamedTuple):
         """
         ends = self.before + self.run[:, 1]
         first = self.before // chunk
-        counts = (ends - 1) // chunk - first + 1
-        source = np.repeat(np.arange(len(self.run)), counts)
-        starts = counts.cumsum() - counts
-        number = np.arange(len(source)) - starts[source] + first[source]
+        source, k = _expand((ends - 1) // chunk - first + 1)
+        number = k + first[source]
         lo = np.maximum(self.before[source], number * chunk)
         hi = np.minimum(ends[source], (number + 1) * chunk)
+        part, k = _expand(-(-(hi - lo) // tile))
+        source, number, hi = source[part], number[part], hi[part]
+        lo = lo[part] + k * tile
         skipped = lo - self.before[source]
         pieces = self.run[source]
         pieces[:, 0] += skipped
-        pieces[:, 1] = hi - lo
+        pieces[:, 1] = np.minimum(hi - lo, tile)
         own = pieces[:, 3] != ALL_VISIBLE
         pieces[own, 3] -= skipped[own]
         return pieces, source, number
+
+
+def _expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Index of the item and number within it, of ``counts`` copies of each item. Each [counts.sum()]."""
+    item = np.repeat(np.arange(len(counts)), counts)
+    return item, np.arange(len(item)) - (counts.cumsum() - counts)[item]
 
 
 class AttendTables(NamedTuple):
@@ -75,7 +82,7 @@ class AttendTables(NamedTuple):
     slots: int  # partial results
 
     @classmethod
-    def of(cls, rows: Sequence[RowRuns], *, block_q: int, chunk: int, zero: np.ndarray) -> "AttendTables":
+    def of(cls, rows: Sequence[RowRuns], *, block_q: int, chunk: int, zero: np.ndarray, tile: int = BLOCK_N) -> "AttendTables":
         """Tables for rows whose tiles hold ``block_q`` queries and whose tasks hold ``chunk`` keys.
 
         Args:
@@ -83,32 +90,31 @@ class AttendTables(NamedTuple):
             block_q: queries of a tile.
             chunk: keys of a task.
             zero: tokens whose output is zero. [n]
+            tile: keys of a piece at most.
         """
         flat = FlatRuns.of(rows)
-        pieces, source, number = flat.cut(chunk)
+        pieces, source, number = flat.cut(chunk, tile)
         splits = -(-flat.total // chunk)
         base = splits.cumsum() - splits
         counts = np.bincount(base[flat.row[source]] + number, minlength=int(splits.sum()))
         to = counts.cumsum()
         starts, lens, requests = np.array([(r.query_start, r.query_len, r.request) for r in rows]).T
-        tiles = -(-lens // block_q)
-        row = np.repeat(np.arange(len(rows)), tiles)
-        at = (np.arange(len(row)) - (tiles.cumsum() - tiles)[row]) * block_q
+        row, at = _expand(-(-lens // block_q))
+        at *= block_q
         per_tile = splits[row]
-        tile = np.repeat(np.arange(len(row)), per_tile)
-        split = np.arange(len(tile)) - (per_tile.cumsum() - per_tile)[tile]
-        which = base[row][tile] + split
+        of, split = _expand(per_tile)
+        which = base[row][of] + split
         split_tile = per_tile > 1
         slots_before = np.where(split_tile, per_tile, 0).cumsum() - np.where(split_tile, per_tile, 0)
         count = np.minimum(block_q, lens[row] - at)
-        tasks = np.zeros((len(tile), TASK_FIELDS), dtype=np.int32)
-        tasks[:, 0] = (starts[row] + at)[tile]
-        tasks[:, 1] = count[tile]
-        tasks[:, 2] = at[tile]
-        tasks[:, 3] = requests[row][tile]
+        tasks = np.zeros((len(of), TASK_FIELDS), dtype=np.int32)
+        tasks[:, 0] = (starts[row] + at)[of]
+        tasks[:, 1] = count[of]
+        tasks[:, 2] = at[of]
+        tasks[:, 3] = requests[row][of]
         tasks[:, 4] = (to - counts)[which]
         tasks[:, 5] = to[which]
-        tasks[:, 6] = np.where(split_tile[tile], slots_before[tile] + split, -1)
+        tasks[:, 6] = np.where(split_tile[of], slots_before[of] + split, -1)
         merged = np.flatnonzero(split_tile)
         merges = np.zeros((len(merged) + len(zero), MERGE_FIELDS), dtype=np.int32)
         merges[: len(merged), 0] = (starts[row] + at)[merged]
@@ -148,9 +154,8 @@ class GatherTables(NamedTuple):
         """
         flat = FlatRuns.of(rows)
         run, starts = flat.run, flat.total.cumsum() - flat.total
-        tiles = -(-run[:, 1].astype(np.int64) // TILE)
-        source = np.repeat(np.arange(len(run)), tiles)
-        skipped = (np.arange(len(source)) - (tiles.cumsum() - tiles)[source]) * TILE
+        source, number = _expand(-(-run[:, 1].astype(np.int64) // TILE))
+        skipped = number * TILE
         row = flat.row[source]
         moves = np.empty((len(source), MOVE_FIELDS), dtype=np.int32)
         moves[:, 0] = np.array([r.request for r in rows])[row]

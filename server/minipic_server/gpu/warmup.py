@@ -8,6 +8,7 @@ import torch
 from minipic_server.gpu.backend import STEP
 from minipic_server.gpu.runs import RequestRuns
 from minipic_server.gpu.step import plan_step
+from minipic_server.rope import TURN_ATTRIBUTE
 
 QUERY_LENGTHS = (1, 2, 17, 33, 200)  # one row of each class of tile, and a gathered one
 
@@ -15,8 +16,7 @@ QUERY_LENGTHS = (1, 2, 17, 33, 200)  # one row of each class of tile, and a gath
 def warm_up(runner: Any) -> None:
     """Run one layer's attention over block 0 for each kind of row; results are thrown away."""
     state = runner.model_state
-    layers = [m for m in runner.model.modules() if isinstance(getattr(m, "impl", None), type(_impl(runner)))]
-    layer = layers[0]
+    layer = next(m for m in runner.model.modules() if hasattr(m, TURN_ATTRIBUTE))
     shape = state.shape
     lengths = [n for n in QUERY_LENGTHS if n <= state.max_num_tokens]
     # One key run of each row is turned and one isn't; split and whole tiles both occur.
@@ -38,10 +38,6 @@ def warm_up(runner: Any) -> None:
             )
             _run(layer, step, n, shape, runner)
     torch.cuda.synchronize()
-
-
-def _impl(runner: Any) -> Any:
-    return next(m.impl for m in runner.model.modules() if hasattr(m, "minipic_turn"))
 
 
 def _run(layer: Any, step: Any, tokens: int, shape: Any, runner: Any) -> None:

@@ -1,9 +1,7 @@
 """The CUDA worker and model runner: subclasses, no patch. Selected with ``--worker-cls``."""
 
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
@@ -13,6 +11,7 @@ from minipic_server.gpu.graphs import SpanGraphManager
 from minipic_server.gpu.model_state import SpanModelState, span_model_state_cls
 from minipic_server.gpu.warmup import warm_up
 from minipic_server.refusals import UnsupportedError, check_model
+from minipic_server.rope import TURN_ATTRIBUTE
 
 
 class SpanGPUModelRunner(GPUModelRunner):
@@ -47,7 +46,11 @@ class SpanGPUModelRunner(GPUModelRunner):
 
     def gather_batch_req_state(self, scheduler_output: Any, dummy_run: bool) -> Any:
         state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)
-        self.model_state.select(() if state is None else state.idx_mapping_np.tolist())
+        if state is None:
+            self.model_state.select((), ())
+        else:
+            done = self.req_states.num_computed_tokens_np[state.idx_mapping_np]
+            self.model_state.select(state.idx_mapping_np.tolist(), done.tolist())
         return state, uniform
 
     def sample(self, hidden_states: torch.Tensor, input_batch: Any, grammar_output: Any) -> Any:
@@ -68,8 +71,9 @@ class SpanCUDAWorker(Worker):
 
     def minipic_memory(self) -> dict[str, int]:
         """Bytes of GPU memory: what spans need, and the KV cache; for benchmarks, by ``collective_rpc``."""
-        tables = {id(m.minipic_turn): m.minipic_turn for m in self.model_runner.model.modules() if hasattr(m, "minipic_turn")}
+        turns = (getattr(m, TURN_ATTRIBUTE, None) for m in self.model_runner.model.modules())
+        tables = {id(t): t.cos.nbytes + t.sin.nbytes for t in turns if t is not None}
         return {
-            "spans": self.model_runner.model_state.nbytes + sum(t.cos.nbytes + t.sin.nbytes for t in tables.values()),
+            "spans": self.model_runner.model_state.nbytes + sum(tables.values()),
             "kv_cache": sum(c.nbytes for c in self.model_runner.kv_caches),
         }

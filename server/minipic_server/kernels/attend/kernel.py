@@ -1,8 +1,9 @@
 """Split-KV attention of short queries over runs of the paged cache, and the merge of its splits.
 
 A *tile* is up to BLOCK_Q queries of one row with all G query heads of a KV head: BLOCK_Q * G matrix rows. A *task* is
-one tile against a stretch of the row's keys, cut into *pieces*: parts of runs. Tables are int32, made by
-``gpu/tables.py``:
+one tile against a stretch of the row's keys, cut into *pieces*: at most BLOCK_N keys of one run. The loop goes over
+pieces, not over runs, so that the next keys are on their way while these are used, also from one run to the next.
+Tables are int32, made by ``gpu/tables.py``:
 
     tasks  [n, 8]  first token, queries, index of the first query in its row, request, piece from, piece to,
                    slot of its partial result (-1: the tile has one task, which writes the output itself), 0
@@ -25,6 +26,7 @@ TASK_FIELDS = 8
 PIECE_FIELDS = 4
 MERGE_FIELDS = 4
 ALL_VISIBLE = 1 << 30  # limit of a piece that every query sees whole
+BLOCK_N = 64  # keys of a piece at most
 
 
 @triton.jit
@@ -49,6 +51,7 @@ def _attend_kernel(
     out_token,
     out_head,
     heads,
+    kv_heads,
     G: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
@@ -62,13 +65,14 @@ def _attend_kernel(
     EXACT: tl.constexpr,  # float32 products: for float32 models and for the interpreter, which lacks bfloat16 ones
     STAGES: tl.constexpr,
 ):
-    task = task_ptr + tl.program_id(0) * 8
+    # Programs of one task stand side by side: together they read whole cache lines of all KV heads.
+    kvh = tl.program_id(0) % kv_heads
+    task = task_ptr + tl.program_id(0) // kv_heads * 8
     count = tl.load(task + 1)
     if count == 0:
         return
     first, index, request = tl.load(task), tl.load(task + 2), tl.load(task + 3)
     lo, hi, slot = tl.load(task + 4), tl.load(task + 5), tl.load(task + 6)
-    kvh = tl.program_id(1)
 
     m = tl.arange(0, BLOCK_M)
     qi = m // G  # query of this matrix row
@@ -76,67 +80,61 @@ def _attend_kernel(
     live = qi < count
     d = tl.arange(0, D_PAD)
     h = tl.arange(0, HALF_PAD)
+    n = tl.arange(0, BLOCK_N)
     q_row = q_ptr + (first + qi).to(tl.int64)[:, None] * q_token + head[:, None] * q_head
     table = table_ptr + request.to(tl.int64) * table_row
     kv_base = kv_ptr + kvh.to(tl.int64) * kv_head
-    half_live = live[:, None] & (h < HALF)[None, :]
+    turns = d < 2 * HALF
+    if NEOX:
+        half_live = live[:, None] & (h < HALF)[None, :]
+        a = tl.load(q_row + h[None, :], mask=half_live, other=0.0)
+        b = tl.load(q_row + HALF + h[None, :], mask=half_live, other=0.0)
+        passing = live[:, None] & ((d >= 2 * HALF) & (d < D))[None, :]
+        rest = tl.load(q_row + d[None, :], mask=passing, other=0.0)
+    else:
+        a = tl.load(q_row + d[None, :], mask=live[:, None] & (d < D)[None, :], other=0.0)
+        b = tl.load(q_row + (d ^ 1)[None, :], mask=live[:, None] & turns[None, :], other=0.0)
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
-    for p in range(lo, hi):
+    for p in tl.range(lo, hi, num_stages=STAGES):
         piece = piece_ptr + p * 4
         start, length, turn, limit = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2), tl.load(piece + 3)
-        stop = tl.minimum(length, limit + index + count)
-        # The query looks at this run turned back by its turn: R[-d] q, rounded to its dtype once.
+        seen = n < tl.minimum(length, limit + index + count)
+        at = start + n
+        block = tl.load(table + at // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+        kv = kv_base + (block * kv_block + (at % BLOCK_SIZE) * kv_slot)[:, None]
         turn_at = turn.to(tl.int64) * HALF
+        # The query looks at this run turned back by its turn: R[-d] q, rounded to its dtype once.
         if NEOX:
+            key_live = seen[:, None] & (h < HALF)[None, :]
+            k_a = tl.load(kv + h[None, :], mask=key_live, other=0.0)
+            k_b = tl.load(kv + HALF + h[None, :], mask=key_live, other=0.0)
             c = tl.load(cos_ptr + turn_at + h, mask=h < HALF, other=1.0)[None, :]
             s = tl.load(sin_ptr + turn_at + h, mask=h < HALF, other=0.0)[None, :]
-            a = tl.load(q_row + h[None, :], mask=half_live, other=0.0)
-            b = tl.load(q_row + HALF + h[None, :], mask=half_live, other=0.0)
-            q_a = (a.to(tl.float32) * c + b.to(tl.float32) * s).to(a.dtype)
-            q_b = (b.to(tl.float32) * c - a.to(tl.float32) * s).to(a.dtype)
+            scores = _dot((a.to(tl.float32) * c + b.to(tl.float32) * s).to(a.dtype), tl.trans(k_a), EXACT)
+            scores += _dot((b.to(tl.float32) * c - a.to(tl.float32) * s).to(a.dtype), tl.trans(k_b), EXACT)
             if 2 * HALF < D:
-                rest = live[:, None] & ((d >= 2 * HALF) & (d < D))[None, :]
-                q_d = tl.load(q_row + d[None, :], mask=rest, other=0.0)
+                key_rest = seen[:, None] & ((d >= 2 * HALF) & (d < D))[None, :]
+                scores += _dot(rest, tl.trans(tl.load(kv + d[None, :], mask=key_rest, other=0.0)), EXACT)
         else:
-            turns = d < 2 * HALF
+            k_d = tl.load(kv + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0.0)
             c = tl.load(cos_ptr + turn_at + d // 2, mask=turns, other=1.0)[None, :]
             s = tl.load(sin_ptr + turn_at + d // 2, mask=turns, other=0.0)
             s = tl.where(d % 2 == 0, s, -s)[None, :]
-            mine = tl.load(q_row + d[None, :], mask=live[:, None] & (d < D)[None, :], other=0.0)
-            pair = tl.load(q_row + (d ^ 1)[None, :], mask=live[:, None] & turns[None, :], other=0.0)
-            q_d = (mine.to(tl.float32) * c + pair.to(tl.float32) * s).to(mine.dtype)
-        for n0 in tl.range(0, stop, BLOCK_N, num_stages=STAGES):
-            n = n0 + tl.arange(0, BLOCK_N)
-            seen = n < stop
-            at = start + n
-            block = tl.load(table + at // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-            kv = kv_base + (block * kv_block + (at % BLOCK_SIZE) * kv_slot)[:, None]
-            if NEOX:
-                key_live = seen[:, None] & (h < HALF)[None, :]
-                k_a = tl.load(kv + h[None, :], mask=key_live, other=0.0)
-                k_b = tl.load(kv + HALF + h[None, :], mask=key_live, other=0.0)
-                scores = _dot(q_a, tl.trans(k_a), EXACT)
-                scores += _dot(q_b, tl.trans(k_b), EXACT)
-                if 2 * HALF < D:
-                    rest = seen[:, None] & ((d >= 2 * HALF) & (d < D))[None, :]
-                    scores += _dot(q_d, tl.trans(tl.load(kv + d[None, :], mask=rest, other=0.0)), EXACT)
-            else:
-                k_d = tl.load(kv + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0.0)
-                scores = _dot(q_d, tl.trans(k_d), EXACT)
-            # Unused slots may hold NaN, so they are never loaded: a weight of zero would keep it.
-            v = tl.load(kv + D + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0.0)
-            visible = seen[None, :] & (n[None, :] <= limit + index + qi[:, None])
-            scores = tl.where(visible, scores * scale, float("-inf"))
-            peak = tl.maximum(top, tl.max(scores, 1))
-            base = tl.where(peak == float("-inf"), 0.0, peak)
-            weight = tl.exp2(scores - base[:, None])
-            fade = tl.exp2(top - base)
-            total = total * fade + tl.sum(weight, 1)
-            acc = acc * fade[:, None] + _dot(weight.to(v.dtype), v, EXACT)
-            top = peak
+            scores = _dot((a.to(tl.float32) * c + b.to(tl.float32) * s).to(a.dtype), tl.trans(k_d), EXACT)
+        # Unused slots may hold NaN, so they are never loaded: a weight of zero would keep it.
+        v = tl.load(kv + D + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0.0)
+        visible = seen[None, :] & (n[None, :] <= limit + index + qi[:, None])
+        scores = tl.where(visible, scores * scale, float("-inf"))
+        peak = tl.maximum(top, tl.max(scores, 1))
+        base = tl.where(peak == float("-inf"), 0.0, peak)
+        weight = tl.exp2(scores - base[:, None])
+        fade = tl.exp2(top - base)
+        total = total * fade + tl.sum(weight, 1)
+        acc = acc * fade[:, None] + _dot(weight.to(v.dtype), v, EXACT)
+        top = peak
 
     keep = live & (qi < BLOCK_Q)
     some = tl.where(total == 0.0, 1.0, total)
@@ -173,12 +171,12 @@ def _merge_kernel(
     BLOCK_Q: tl.constexpr,
     Q_PAD: tl.constexpr,
 ):
-    merge = merge_ptr + tl.program_id(0) * 4
+    merge = merge_ptr + tl.program_id(0) // heads * 4
     count = tl.load(merge + 1)
     if count == 0:
         return
     first, slot, slots = tl.load(merge), tl.load(merge + 2), tl.load(merge + 3)
-    head = tl.program_id(1)
+    head = tl.program_id(0) % heads
     q = tl.arange(0, Q_PAD)
     d = tl.arange(0, D_PAD)
     live = q < count
@@ -214,7 +212,7 @@ def attend(
     scale: float,
     block_q: int,
     out: torch.Tensor,
-    block_n: int | None = None,
+    block_n: int = BLOCK_N,
     warps: int | None = None,
     stages: int | None = None,
     exact: bool | None = None,
@@ -231,20 +229,21 @@ def attend(
         scale: of the scores.
         block_q: queries a tile holds at most; what the tables were made for.
         out: [tokens, heads, head]
-        block_n, warps, stages: keys per step, warps and pipeline stages; by default what measured best on an H200.
+        block_n: keys of a piece at most; what the tables were made for.
+        warps, stages: of the launch; by default what measured best on an H200.
         exact: float32 products; by default for float32 models and under the interpreter.
     """
     _, heads, head = query.shape
     kv_heads, block_size = kv_cache.shape[1], kv_cache.shape[2]
     groups, half = heads // kv_heads, table.cos.shape[1]
     block_m = max(16, triton.next_power_of_2(block_q * groups))
-    best_n, best_warps, best_stages = _settings(block_m, head, query.dtype)
+    best_warps, best_stages = _settings(block_m, head, query.dtype)
     d_pad = max(16, triton.next_power_of_2(head))
     if exact is None:
         exact = query.dtype == torch.float32 or query.device.type == "cpu"
     slots = partial.numel() // (heads * block_q * (head + 1))
     lse = partial[slots * heads * block_q * head :]
-    _attend_kernel[(tasks.shape[0], kv_heads)](
+    _attend_kernel[(tasks.shape[0] * kv_heads,)](
         query,
         kv_cache,
         block_table,
@@ -265,6 +264,7 @@ def attend(
         out.stride(0),
         out.stride(1),
         heads,
+        kv_heads,
         G=groups,
         D=head,
         D_PAD=d_pad,
@@ -274,13 +274,13 @@ def attend(
         BLOCK_SIZE=block_size,
         BLOCK_Q=block_q,
         BLOCK_M=block_m,
-        BLOCK_N=block_n or best_n,
+        BLOCK_N=block_n,
         EXACT=exact,
         STAGES=stages or best_stages,
         num_warps=warps or best_warps,
     )
     if merges is not None and merges.shape[0]:
-        _merge_kernel[(merges.shape[0], heads)](
+        _merge_kernel[(merges.shape[0] * heads,)](
             merges,
             partial,
             lse,
@@ -296,10 +296,8 @@ def attend(
         )
 
 
-def _settings(block_m: int, head: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Keys per step, warps, stages."""
+def _settings(block_m: int, head: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Warps, stages."""
     if dtype == torch.float32:
-        return 32, 4, 1
-    if block_m <= 32:
-        return 64, 4, 2
-    return (64, 4, 2) if block_m <= 64 and head <= 128 else (64, 8, 2)
+        return 4, 1
+    return (2, 2) if block_m <= 32 else (4, 2) if block_m <= 64 and head <= 128 else (8, 2)

@@ -40,15 +40,15 @@ def _gather_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    move = move_ptr + tl.program_id(0) * 5
+    kvh = tl.program_id(0) % kv_heads  # side by side: together they move whole tokens
+    move = move_ptr + tl.program_id(0) // kv_heads * 5
     request, start, length = tl.load(move), tl.load(move + 1), tl.load(move + 2)
     turn, to = tl.load(move + 3), tl.load(move + 4)
-    kvh = tl.program_id(1)
     t = tl.arange(0, TILE)
     live = t < length
     at = start + t
     block = tl.load(table_ptr + request.to(tl.int64) * table_row + at // BLOCK_SIZE, mask=live, other=0)
-    place = block.to(tl.int64) * kv_block + (at % BLOCK_SIZE) * kv_slot + kvh.to(tl.int64) * kv_head
+    place = block.to(tl.int64) * kv_block + (at % BLOCK_SIZE) * kv_slot + kvh * kv_head
     source = kv_ptr + place[:, None]
     where = ((to + t).to(tl.int64)[:, None] * kv_heads + kvh) * D
     d = tl.arange(0, D_PAD)[None, :]
@@ -101,7 +101,7 @@ def gather(
     """
     _, kv_heads, block_size, double = kv_cache.shape
     head, half = double // 2, table.cos.shape[1]
-    _gather_kernel[(moves.shape[0], kv_heads)](
+    _gather_kernel[(moves.shape[0] * kv_heads,)](
         kv_cache,
         block_table,
         table.cos,

@@ -1,0 +1,18 @@
+"""Tests that need an NVIDIA GPU with vLLM; elsewhere they are skipped, with the reason.
+
+    python -m pytest -c tests/gpu.ini tests/kernels tests/invariants tests/gpu     # everything, on a GPU machine
+"""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from invariants.conftest import _engines, _stocks, checkpoint, engine, reference, stock  # noqa: F401
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "tests/gpu/" in str(item.path):
+            item.add_marker(pytest.mark.gpu)
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
