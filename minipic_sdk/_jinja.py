@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from datetime import datetime
 from functools import cache
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 class _Generation(Extension):
     """``{% generation %}`` marks what the model wrote; rendering needs only its body."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from minipic_sdk.documents import Document, Tool
 from minipic_sdk.errors import InputError
+from minipic_sdk.fingerprint import short_digest
 from minipic_sdk.keys import span_key, text_key
 from minipic_sdk.layout import Layout
 from minipic_sdk.layouts import layout_named
 from minipic_sdk.layouts.base import Arrangement, Piece, Rules
 from minipic_sdk.prompt import Prompt, PromptSpan, PromptStats
 from minipic_sdk.protocol import RequestMeta
-from minipic_sdk.rendering import Literally, Part, Sources, SpanText, render_parts
+from minipic_sdk.rendering import Literally, Part, Sources, SpanText, plain_messages, render_parts
 
 if TYPE_CHECKING:
     from minipic_sdk.profile import ModelProfile
@@ -80,7 +81,7 @@ def compose_messages(
     pieces = _pieces(parts, sources, profile)
     arrangement = arrange(pieces, Rules(profile.control_tokens, profile.block_size, profile.anchor_token_ids))
     text = "".join(p if isinstance(p, str) else p.text for p in parts)
-    return _prompt(arrangement, pieces, profile, layout, text)
+    return _prompt(arrangement, pieces, profile, layout, text, sources)
 
 
 def _pieces(parts: Sequence[Part], sources: Sources, profile: "ModelProfile") -> list[Piece]:
@@ -107,11 +108,16 @@ def _span_piece(part: SpanText, sources: Sources, profile: "ModelProfile") -> Pi
         tool = sources.tools[part.number]
         return Piece("span", ids, f"tool:{tool.name}", tool.public)
     given = (sources.memory if part.source == "memory" else sources.documents)[part.number]
-    return Piece("span", ids, given.name or f"{part.source}{part.number + 1}", given.public)
+    return Piece("span", ids, given.name or f"{part.source}-{short_digest(part.text)[:8]}", given.public)
 
 
 def _prompt(
-    arrangement: Arrangement, pieces: Sequence[Piece], profile: "ModelProfile", layout: str, text: str
+    arrangement: Arrangement,
+    pieces: Sequence[Piece],
+    profile: "ModelProfile",
+    layout: str,
+    text: str,
+    sources: Sources,
 ) -> Prompt:
     spans = [pieces[i] for i in arrangement.spans]
     meta = RequestMeta(
@@ -140,6 +146,9 @@ def _prompt(
         spans=_segments(ids, parsed, order, meta, profile.fingerprint),
         stats=stats,
         text=text,
+        messages=plain_messages(sources),
+        tools=[t.definition for t in sources.tools],
+        template_options=sources.options,
         layout=layout,
         meta=meta,
         profile=profile,

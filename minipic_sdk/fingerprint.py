@@ -4,11 +4,13 @@ It is a list of short digests, so that a server that holds another one can say w
 ``1:tokenizer=6c1f...,template=90ab...,block_size=16,control=3.4.5,anchor=77de...,plugin=0.1.0``.
 """
 
+import re
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Final
 
 _VERSION: Final = "1"
+FINGERPRINT: Final = re.compile(r"\b\d+:[a-z_]+=[\w.+-]*\w(?:,[a-z_]+=[\w.+-]*\w)+")  # inside a message
 _WORDS: Final = {
     "tokenizer": "the tokenizer",
     "template": "the chat template",

@@ -43,12 +43,13 @@ class Prompt:
     """A prompt ready to send. Made by ``Prompt.compose`` or ``Prompt.from_messages``."""
 
     token_ids: list[int] = field(repr=False)  # physical: with control tokens and padding
-    plain_token_ids: list[int] = field(
-        repr=False
-    )  # what the model reads; what an ordinary server would be sent
+    plain_token_ids: list[int] = field(repr=False)  # what the model reads, and an ordinary server is sent
     spans: tuple[PromptSpan, ...]  # every segment, in physical order
     stats: PromptStats
-    text: str = field(repr=False)  # the same as text, for servers that take no token ids
+    text: str = field(repr=False)  # the same as text
+    messages: list[dict[str, Any]] = field(repr=False)  # the same as chat messages, documents written in
+    tools: list[dict[str, Any]] = field(repr=False)  # definitions, beside the messages
+    template_options: Mapping[str, Any] = field(repr=False)
     layout: str
     meta: RequestMeta = field(repr=False)
     profile: "ModelProfile" = field(repr=False, compare=False)

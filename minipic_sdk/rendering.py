@@ -75,7 +75,7 @@ def render_parts(template: ChatTemplate, sources: Sources, *, markup: Markup, sp
     placed = [SpanText("memory", i, d.content) for i, d in enumerate(sources.memory)]
     placed += [SpanText("document", i, d.content) for i, d in enumerate(sources.documents)]
     if placed:
-        _prepend(messages, "user", "".join(map(sentinels.hide, placed)))
+        _prepend(messages, "".join(map(sentinels.hide, placed)))
     style = tool_style(template) if sources.tools else None
     tools: list[ToolRef] | None = None
     if style is not None and style.mode == "system":
@@ -105,6 +105,15 @@ def render_parts(template: ChatTemplate, sources: Sources, *, markup: Markup, sp
     if style is not None and style.separator:
         parts = _join_separators(parts, style.separator, before=style.mode == "before")
     return [p for p in parts if isinstance(p, SpanText) or p]
+
+
+def plain_messages(sources: Sources) -> list[dict[str, Any]]:
+    """The messages with memory and documents written in: what an ordinary chat server would be sent."""
+    messages = [dict(m) for m in sources.messages]
+    if text := "".join(d.content for d in (*sources.memory, *sources.documents)):
+        messages = [_flat(m) if m.get("role") == "user" else m for m in messages]
+        _prepend(messages, text)
+    return messages
 
 
 class _Sentinels:
@@ -176,9 +185,9 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": function}
 
 
-def _prepend(messages: list[dict[str, Any]], role: str, text: str) -> None:
+def _prepend(messages: list[dict[str, Any]], text: str) -> None:
     for message in messages:
-        if message["role"] == role:
+        if message.get("role") == "user":
             message["content"] = text + (message.get("content") or "")
             return
     raise InputError("documents and memory need a user message to stand in")
@@ -186,7 +195,7 @@ def _prepend(messages: list[dict[str, Any]], role: str, text: str) -> None:
 
 def _append_system(messages: list[dict[str, Any]], text: str, *, refused: bool) -> None:
     if refused:
-        _prepend(messages, "user", text + "\n\n")
+        _prepend(messages, text + "\n\n")
     elif messages and messages[0]["role"] == "system":
         given = messages[0].get("content") or ""
         messages[0]["content"] = f"{given}\n\n{text}" if given else text

@@ -1,0 +1,67 @@
+"""Arguments of the clients, with the defaults and habits of the OpenAI client."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from minipic_sdk._flow import Send
+from minipic_sdk._session import Session
+from minipic_sdk._version import __version__
+from minipic_sdk.errors import InputError
+from minipic_sdk.profile import ModelProfile
+
+if TYPE_CHECKING:
+    import httpx
+
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
+DEFAULT_TIMEOUT: Final = 600.0  # seconds
+CONNECT_TIMEOUT: Final = 5.0
+
+
+class Settings:
+    """What both clients are configured with."""
+
+    def __init__(
+        self,
+        *,
+        api_key: str | None,
+        base_url: str | None,
+        timeout: "float | httpx.Timeout | None",
+        max_retries: int,
+        default_headers: Mapping[str, str] | None,
+        model: str | None,
+        profile: ModelProfile | None,
+        cache_salt: str | None,
+    ) -> None:
+        import httpx
+
+        url = (base_url or os.environ.get("MINIPIC_BASE_URL") or DEFAULT_URL).rstrip("/").removesuffix("/v1")
+        if not url.startswith(("http://", "https://")):
+            raise InputError(f"base_url must begin with http:// or https://, got {url!r}")
+        if max_retries < 0:
+            raise InputError(f"max_retries must be 0 or more, got {max_retries}")
+        self.base_url = url
+        limit = DEFAULT_TIMEOUT if timeout is None else timeout
+        self.timeout = (
+            limit if isinstance(limit, httpx.Timeout) else httpx.Timeout(limit, connect=CONNECT_TIMEOUT)
+        )
+        key = os.environ.get("MINIPIC_API_KEY") if api_key is None else api_key
+        self.headers = {"User-Agent": f"minipic-sdk/{__version__}", "Accept": "application/json"}
+        if key:
+            self.headers["Authorization"] = f"Bearer {key}"
+        self.headers.update(default_headers or {})
+        self.session = Session(url, max_retries, cache_salt, model, profile)
+
+    def request(self, send: Send) -> dict[str, Any]:
+        """Arguments of httpx's ``build_request``."""
+        import httpx
+
+        limit = self.timeout if send.timeout is None else httpx.Timeout(send.timeout, connect=CONNECT_TIMEOUT)
+        url = self.base_url + send.path
+        return {
+            "method": send.method,
+            "url": url,
+            "json": send.body,
+            "headers": self.headers,
+            "timeout": limit,
+        }

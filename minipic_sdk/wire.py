@@ -1,0 +1,179 @@
+"""The JSON of the ``/v1/minipic`` routes, for client and server alike. Plain dataclasses: both ends stay light.
+
+    GET  /v1/minipic/profile                -> ModelProfile.to_json()
+    POST /v1/minipic/spans         SpansRequest -> {"spans": [SpanStatus, ...]}   hit | computed | rejected
+    POST /v1/minipic/spans/lookup  SpansRequest -> {"spans": [SpanStatus, ...]}   resident | partial | absent | rejected
+    GET  /v1/minipic/requests/{id}          -> {"spans": [SpanStatus, ...]}       hit | computed; id: the response's
+    GET  /v1/minipic/stats                  -> counters by name
+
+One status per span asked about, in the order asked. A completion's per-span statuses come back in its
+``kv_transfer_params["minipic"]["spans"]``, in the physical order of the prompt that was sent.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, cast
+
+from minipic_sdk.errors import InputError
+
+PROFILE_PATH: Final = "/v1/minipic/profile"
+SPANS_PATH: Final = "/v1/minipic/spans"
+LOOKUP_PATH: Final = "/v1/minipic/spans/lookup"
+REQUESTS_PATH: Final = "/v1/minipic/requests/"
+STATS_PATH: Final = "/v1/minipic/stats"
+MAX_SPANS: Final = 4096  # in one SpansRequest
+
+Status = Literal["hit", "computed", "rejected", "resident", "partial", "absent"]
+_STATUSES: Final = frozenset(("hit", "computed", "rejected", "resident", "partial", "absent"))
+
+
+@dataclass(frozen=True, slots=True)
+class SpanQuery:
+    """A span to prefill or look up: its visible token ids, or a text that the server makes a span of as compose does."""
+
+    token_ids: Sequence[int] | None = None
+    text: str | None = None
+    name: str | None = None
+    public: bool = False  # shared across cache salts
+
+    def to_json(self) -> dict[str, Any]:
+        """Its JSON; defaults are left out."""
+        body: dict[str, Any] = {}
+        if self.token_ids is not None:
+            body["token_ids"] = list(self.token_ids)
+        if self.text is not None:
+            body["text"] = self.text
+        if self.name is not None:
+            body["name"] = self.name
+        if self.public:
+            body["public"] = True
+        return body
+
+
+@dataclass(frozen=True, slots=True)
+class SpansRequest:
+    """Body of both span routes."""
+
+    spans: Sequence[SpanQuery]
+    anchor_token_ids: Sequence[int] | None = None  # what the spans see; None: the profile's anchor
+    cache_salt: str | None = None
+    fingerprint: str | None = None  # of the profile the ids were made with; 409 if it isn't the server's
+    model: str | None = None  # a served LoRA adapter's name; None: the base model
+
+    def to_json(self) -> dict[str, Any]:
+        """Its JSON; defaults are left out."""
+        body: dict[str, Any] = {"spans": [s.to_json() for s in self.spans]}
+        if self.anchor_token_ids is not None:
+            body["anchor_token_ids"] = list(self.anchor_token_ids)
+        for key in ("cache_salt", "fingerprint", "model"):
+            if getattr(self, key) is not None:
+                body[key] = getattr(self, key)
+        return body
+
+    @classmethod
+    def from_json(cls, body: object) -> "SpansRequest":
+        """Parse and check a body.
+
+        Raises:
+            InputError: what is wrong with which field.
+        """
+        fields = _object(
+            body, "the body", {"spans", "anchor_token_ids", "cache_salt", "fingerprint", "model"}
+        )
+        spans = fields.get("spans")
+        if not isinstance(spans, list) or len(cast("list[object]", spans)) > MAX_SPANS:
+            raise InputError(f"spans must be a list of at most {MAX_SPANS}")
+        anchor = fields.get("anchor_token_ids")
+        return cls(
+            spans=[_query(i, s) for i, s in enumerate(cast("list[object]", spans))],
+            anchor_token_ids=None if anchor is None else _ids(anchor, "anchor_token_ids"),
+            cache_salt=_text(fields, "cache_salt"),
+            fingerprint=_text(fields, "fingerprint"),
+            model=_text(fields, "model"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SpanStatus:
+    """What the server says about one span."""
+
+    name: str
+    status: Status
+    reason: str | None  # why it was computed or rejected
+    tokens: int  # visible
+    blocks: int  # KV blocks it takes
+    key: str | None = None  # the server's: the hash of its last block, hex
+    resident_blocks: int | None = None  # look-ups only
+
+    def to_json(self) -> dict[str, Any]:
+        """Its JSON."""
+        body = {k: getattr(self, k) for k in ("name", "key", "status", "reason", "tokens", "blocks")}
+        return body if self.resident_blocks is None else {**body, "resident_blocks": self.resident_blocks}
+
+    @classmethod
+    def from_json(cls, body: object) -> "SpanStatus":
+        """Parse one; unknown keys are ignored. Raises ``InputError``."""
+        fields = _object(body, "a span's status", None)
+        status = fields.get("status")
+        if status not in _STATUSES:
+            raise InputError(f"unknown span status {status!r}")
+        return cls(
+            name=str(fields.get("name") or ""),
+            status=status,
+            reason=_text(fields, "reason"),
+            tokens=_int(fields, "tokens") or 0,
+            blocks=_int(fields, "blocks") or 0,
+            key=_text(fields, "key"),
+            resident_blocks=_int(fields, "resident_blocks"),
+        )
+
+
+def parse_statuses(body: object) -> tuple[SpanStatus, ...]:
+    """The statuses of ``{"spans": [...]}``; raises ``InputError``."""
+    spans = _object(body, "the body", None).get("spans")
+    if not isinstance(spans, list):
+        raise InputError("the answer has no list of spans")
+    return tuple(map(SpanStatus.from_json, cast("list[object]", spans)))
+
+
+def _object(value: object, what: str, known: set[str] | None) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{what} must be a JSON object")
+    fields = cast("Mapping[str, object]", value)
+    if known is not None and (unknown := fields.keys() - known):
+        raise InputError(f"{what} has an unknown field {min(unknown)!r}")
+    return fields
+
+
+def _query(number: int, value: object) -> SpanQuery:
+    what = f"spans[{number}]"
+    fields = _object(value, what, {"token_ids", "text", "name", "public"})
+    ids, text = fields.get("token_ids"), _text(fields, "text")
+    if (ids is None) == (text is None):
+        raise InputError(f"{what}: give either text or token_ids")
+    public = fields.get("public", False)
+    if not isinstance(public, bool):
+        raise InputError(f"{what}.public must be true or false")
+    return SpanQuery(
+        None if ids is None else _ids(ids, f"{what}.token_ids"), text, _text(fields, "name"), public
+    )
+
+
+def _ids(value: object, what: str) -> list[int]:
+    if not isinstance(value, list) or not all(type(v) is int and v >= 0 for v in cast("list[object]", value)):
+        raise InputError(f"{what} must be a list of token ids")
+    return cast("list[int]", value)
+
+
+def _text(fields: Mapping[str, object], key: str) -> str | None:
+    value = fields.get(key)
+    if value is not None and not isinstance(value, str):
+        raise InputError(f"{key} must be a string")
+    return value
+
+
+def _int(fields: Mapping[str, object], key: str) -> int | None:
+    value = fields.get(key)
+    if value is not None and type(value) is not int:
+        raise InputError(f"{key} must be an integer")
+    return value
