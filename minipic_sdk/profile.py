@@ -4,14 +4,14 @@ import json
 import lzma
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from minipic_sdk._version import __version__
-from minipic_sdk.errors import ProfileError
+from minipic_sdk.errors import NotFoundError, ProfileError
 from minipic_sdk.fingerprint import join_fingerprint, short_digest
 from minipic_sdk.layout import ControlTokens
 from minipic_sdk.template import ChatTemplate
@@ -22,7 +22,8 @@ from minipic_sdk.tokenize.spec import TokenizerSpec
 if TYPE_CHECKING:
     from minipic_sdk.rendering import Literally
 
-_FIELDS = (
+_NO_LIMIT: Final = 1 << 30
+_FIELDS: Final = (
     "model",
     "block_size",
     "control_tokens",
@@ -149,8 +150,8 @@ class ModelProfile:
                 max_model_len=int(body["max_model_len"]),
                 template_variables=dict(body.get("template_variables", {})),
                 eos_token_ids=tuple(body.get("eos_token_ids", ())),
-                layouts=tuple(body.get("layouts", ())),
-                plugin_version=str(body.get("plugin_version", "")),
+                layouts=tuple(body.get("layouts", cls.layouts)),
+                plugin_version=str(body.get("plugin_version", cls.plugin_version)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProfileError(f"the profile is not readable: {error!r}") from None
@@ -221,7 +222,11 @@ class ModelProfile:
 
     @classmethod
     def configured(cls) -> "ModelProfile":
-        """The profile of the server at ``MINIPIC_BASE_URL`` (asked once a process), else the bundled model's."""
+        """The profile of the server at ``MINIPIC_BASE_URL`` (asked once a process), else the bundled model's.
+
+        A server without the plugin tells no profile: prompts are composed with the bundled one then, and the client
+        sends such a server the messages, not the ids.
+        """
         url = os.environ.get("MINIPIC_BASE_URL")
         return _served(url, os.environ.get("MINIPIC_API_KEY")) if url else cls.default()
 
@@ -258,10 +263,13 @@ class ModelProfile:
 
 @cache
 def _bundled() -> ModelProfile:
-    packed = files("minipic_sdk").joinpath("data/smollm2-135m-instruct.json.xz").read_bytes()
+    packed = files("minipic_sdk").joinpath("smollm2-135m-instruct.json.xz").read_bytes()
     return ModelProfile.from_json(json.loads(lzma.decompress(packed)))
 
 
 @lru_cache(maxsize=8)
 def _served(base_url: str, api_key: str | None) -> ModelProfile:
-    return ModelProfile.from_server(base_url, api_key=api_key)
+    try:
+        return ModelProfile.from_server(base_url, api_key=api_key)
+    except NotFoundError:
+        return replace(_bundled(), max_model_len=_NO_LIMIT)  # the server will say if a prompt is too long
