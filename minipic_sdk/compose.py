@@ -8,8 +8,8 @@ from minipic_sdk.errors import InputError
 from minipic_sdk.fingerprint import short_digest
 from minipic_sdk.keys import span_key, text_key
 from minipic_sdk.layout import Layout
-from minipic_sdk.layouts import layout_named
-from minipic_sdk.layouts.base import Arrangement, Piece, Rules
+from minipic_sdk.layouts import LayoutOptions, layout_named
+from minipic_sdk.layouts.base import Arrangement, Piece, PromptLayout, Rules
 from minipic_sdk.prompt import Prompt, PromptSpan, PromptStats
 from minipic_sdk.protocol import RequestMeta
 from minipic_sdk.rendering import Literally, Part, Sources, SpanText, plain_messages, render_parts
@@ -30,9 +30,10 @@ def compose(
     tools: Sequence[ToolLike],
     history: Sequence[Message],
     memory: Sequence[DocumentLike],
-    layout: str,
+    layout: str | PromptLayout,
     profile: "ModelProfile | None",
     template_options: Mapping[str, Any],
+    layout_options: LayoutOptions,
 ) -> Prompt:
     """See ``Prompt.compose``."""
     if not isinstance(question, str) or not question.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -46,6 +47,7 @@ def compose(
         layout=layout,
         profile=profile,
         template_options=template_options,
+        layout_options=layout_options,
     )
 
 
@@ -55,9 +57,10 @@ def compose_messages(
     documents: Sequence[DocumentLike],
     tools: Sequence[ToolLike],
     memory: Sequence[DocumentLike],
-    layout: str,
+    layout: str | PromptLayout,
     profile: "ModelProfile | None",
     template_options: Mapping[str, Any],
+    layout_options: LayoutOptions,
 ) -> Prompt:
     """See ``Prompt.from_messages``."""
     for name, value in (("documents", documents), ("memory", memory), ("tools", tools)):
@@ -76,12 +79,15 @@ def compose_messages(
         [Document.of(d) for d in documents],
         template_options,
     )
-    arrange = layout_named(layout)
+    arrange = layout_named(layout, layout_options)
     parts = render_parts(profile.template, sources, markup=profile.markup, spoken=profile.spoken_markup)
     pieces = _pieces(parts, sources, profile)
-    arrangement = arrange(pieces, Rules(profile.control_tokens, profile.block_size, profile.anchor_token_ids))
+    rules = Rules(
+        profile.control_tokens, profile.block_size, profile.anchor_token_ids, profile.gate, profile.encode
+    )
+    arrangement = arrange(pieces, rules)
     text = "".join(p if isinstance(p, str) else p.text for p in parts)
-    return _prompt(arrangement, pieces, profile, layout, text, sources)
+    return _prompt(arrangement, pieces, profile, arrange.name, text, sources)
 
 
 def _pieces(parts: Sequence[Part], sources: Sources, profile: "ModelProfile") -> list[Piece]:
@@ -108,7 +114,8 @@ def _span_piece(part: SpanText, sources: Sources, profile: "ModelProfile") -> Pi
         tool = sources.tools[part.number]
         return Piece("span", ids, f"tool:{tool.name}", tool.public)
     given = (sources.memory if part.source == "memory" else sources.documents)[part.number]
-    return Piece("span", ids, given.name or f"{part.source}-{short_digest(part.text)[:8]}", given.public)
+    name = given.name or f"{part.source}-{short_digest(part.text)[:8]}"
+    return Piece("span" if given.cache else "text", ids, name, given.public, given)
 
 
 def _prompt(
@@ -131,10 +138,14 @@ def _prompt(
     ids = arrangement.token_ids
     parsed = meta.parse(ids, control=profile.control_tokens, block_size=profile.block_size)
     control = sum(s.visible_start - s.start for s in parsed.segments)
-    stats = PromptStats(parsed.num_visible, len(ids) - parsed.num_visible - control, control)
-    if stats.physical > profile.max_model_len:
+    hidden = sum(s.hidden for s in parsed.segments)
+    stats = PromptStats(parsed.num_visible - hidden, len(ids) - parsed.num_visible - control, control, hidden)
+    longest = max(stats.physical, *(s.logical_stop for s in parsed.segments))
+    if longest > profile.max_model_len:
+        what = "tokens" if longest == stats.physical else "positions, gaps counted"
         raise InputError(
-            f"the prompt has {stats.physical} tokens ({stats.visible} visible), the model takes {profile.max_model_len}"
+            f"the prompt has {longest} {what} ({stats.visible} tokens visible), "
+            f"the model takes {profile.max_model_len}"
         )
     order = sorted(range(len(parsed.segments)), key=lambda i: parsed.segments[i].logical_shown)
     plain: list[int] = []
@@ -149,9 +160,10 @@ def _prompt(
         messages=plain_messages(sources),
         tools=[t.definition for t in sources.tools],
         template_options=sources.options,
-        layout=layout,
+        layout=arrangement.layout or layout,
         meta=meta,
         profile=profile,
+        layout_reason=arrangement.reason,
     )
 
 
@@ -167,7 +179,13 @@ def _segments(
         if segment.kind == "span":
             keys[i] = span_key(fingerprint, meta.anchor, visible)
         else:
-            keys[i] = text_key(fingerprint, keys.values() if segment.kind == "dependent" else (), visible)
+            before = list(keys.values()) if segment.kind == "dependent" else []
+            if meta.placements is not None and segment.kind == "dependent":
+                # Then positions don't follow from what comes before.
+                seen = [parsed.segments[j] for j in keys]
+                before = [f"{k}@{s.logical}+{s.hidden}" for k, s in zip(before, seen, strict=True)]
+                before.append(f"@{segment.logical}")
+            keys[i] = text_key(fingerprint, before, visible)
         logical[i] = range(at, at + segment.num_visible - segment.hidden)
         at = logical[i].stop
     names = iter(meta.names)

@@ -29,6 +29,7 @@ class Document:
     metadata: Mapping[str, Any] = field(
         default_factory=dict[str, Any], compare=False, repr=False
     )  # yours; not sent
+    cache: bool = True  # False: no span, but text that is computed anew, in context
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -43,7 +44,7 @@ class Document:
 
     @classmethod
     def of(cls, value: "str | Document | Mapping[str, Any]") -> "Document":
-        """A document from text, or from ``{"text": ..., "title"?, "name"?, "public"?}``.
+        """A document from text, or from ``{"text": ..., "title"?, "name"?, "public"?, "cache"?}``.
 
         Raises:
             InputError: another type, or unknown keys.
@@ -53,7 +54,7 @@ class Document:
         if isinstance(value, str):
             return cls(value)
         if isinstance(value, Mapping):
-            keys = {"text", "title", "name", "public", "metadata"}
+            keys = {"text", "title", "name", "public", "metadata", "cache"}
             if "text" in value and keys.issuperset(value):
                 return cls(**value)
             raise InputError(f"a document mapping has the keys {sorted(keys)}, got {sorted(map(str, value))}")

@@ -2,6 +2,7 @@
 
     MiniPICError
     ├── InputError (also ValueError)          an argument is wrong
+    │   └── SchemaError                       a Prompt Cache schema or a selection from it is wrong
     ├── LayoutError (also ValueError)         a token sequence breaks the layout's rules
     ├── ProfileError                          no usable profile: unreadable model directory, no control tokens
     ├── TemplateError (also ValueError)       the chat template refuses or loses what it was given
@@ -38,6 +39,21 @@ class MiniPICError(Exception):
 
 class InputError(MiniPICError, ValueError):
     """An argument has a value that no request can be made from."""
+
+
+class SchemaError(InputError):
+    """A Prompt Cache schema, its markup, or a selection of its modules is wrong.
+
+    Attributes:
+        rule: what is required.
+        line, column: place in the markup, from 1; ``None`` for objects made in Python.
+    """
+
+    def __init__(self, rule: str, line: int | None = None, column: int | None = None) -> None:
+        self.rule = rule
+        self.line = line
+        self.column = column
+        super().__init__(rule if line is None else f"line {line}, column {column}: {rule}")
 
 
 class LayoutError(MiniPICError, ValueError):

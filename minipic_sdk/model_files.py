@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from minipic_sdk.control import choose_control_tokens
 from minipic_sdk.errors import ProfileError, TemplateError
+from minipic_sdk.gate import GATE_FILE, Gate
 from minipic_sdk.layout import ControlTokens
 from minipic_sdk.template import PLAIN_TEMPLATE, ChatTemplate
 from minipic_sdk.tokenize.spec import TokenizerSpec
@@ -74,6 +75,7 @@ def profile_of_directory(
         max_model_len=length,
         template_variables=variables,
         eos_token_ids=eos,
+        gate=Gate.from_json(_json(path / GATE_FILE)) if (path / GATE_FILE).is_file() else None,
     )
     return (
         profile if anchor_token_ids is not None else replace(profile, anchor_token_ids=derive_anchor(profile))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from minipic_sdk._version import __version__
 from minipic_sdk.errors import NotFoundError, ProfileError
 from minipic_sdk.fingerprint import join_fingerprint, short_digest
+from minipic_sdk.gate import Gate
 from minipic_sdk.layout import ControlTokens
 from minipic_sdk.template import ChatTemplate
 from minipic_sdk.tokenize.base import Markup, Tokenizer
@@ -47,8 +48,9 @@ class ModelProfile:
     max_model_len: int  # tokens, physical
     template_variables: Mapping[str, str] = field(default_factory=dict[str, str])  # bos_token, eos_token, ...
     eos_token_ids: tuple[int, ...] = ()
-    layouts: tuple[str, ...] = ("anchored", "block", "prefix")
+    layouts: tuple[str, ...] = ("anchored", "auto", "block", "epic", "prefix", "prompt-cache")
     plugin_version: str = __version__
+    gate: Gate | None = None  # what `minipic doctor` measured; layout="auto" follows it
 
     def __post_init__(self) -> None:
         ids = self.control_tokens
@@ -152,6 +154,7 @@ class ModelProfile:
                 eos_token_ids=tuple(body.get("eos_token_ids", ())),
                 layouts=tuple(body.get("layouts", cls.layouts)),
                 plugin_version=str(body.get("plugin_version", cls.plugin_version)),
+                gate=None if body.get("gate") is None else Gate.from_json(body["gate"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProfileError(f"the profile is not readable: {error!r}") from None
@@ -170,6 +173,7 @@ class ModelProfile:
             "eos_token_ids": list(self.eos_token_ids),
             "max_model_len": self.max_model_len,
             "plugin_version": self.plugin_version,
+            "gate": None if self.gate is None else self.gate.to_json(),
             "fingerprint": self.fingerprint,
         }
 

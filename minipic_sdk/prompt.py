@@ -9,6 +9,9 @@ from minipic_sdk.layout import SegmentKind
 from minipic_sdk.protocol import XARGS_KEY, RequestMeta
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from minipic_sdk.layouts import LayoutOptions, PromptLayout
     from minipic_sdk.profile import ModelProfile
 
 
@@ -28,14 +31,15 @@ class PromptSpan:
 class PromptStats:
     """Tokens of a prompt by use; their sum is ``len(prompt.token_ids)``, which ``max_model_len`` bounds."""
 
-    visible: int
+    visible: int  # what the model reads: len(prompt.plain_token_ids)
     pad: int
     control: int
+    hidden: int = 0  # cached copies of what is computed anew in context (layout "epic")
 
     @property
     def physical(self) -> int:
         """All tokens."""
-        return self.visible + self.pad + self.control
+        return self.visible + self.pad + self.control + self.hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +54,10 @@ class Prompt:
     messages: list[dict[str, Any]] = field(repr=False)  # the same as chat messages, documents written in
     tools: list[dict[str, Any]] = field(repr=False)  # definitions, beside the messages
     template_options: Mapping[str, Any] = field(repr=False)
-    layout: str
+    layout: str  # the one that was used: of "auto", what it came to
     meta: RequestMeta = field(repr=False)
     profile: "ModelProfile" = field(repr=False, compare=False)
+    layout_reason: str = field(default="", repr=False)  # why "auto" took this one
 
     @property
     def has_spans(self) -> bool:
@@ -79,9 +84,10 @@ class Prompt:
         tools: Sequence[Tool | Mapping[str, Any]] = (),
         history: Sequence[Mapping[str, Any]] = (),
         memory: Sequence[str | Document | Mapping[str, Any]] = (),
-        layout: str = "anchored",
+        layout: "str | PromptLayout" = "anchored",
         profile: "ModelProfile | None" = None,
         template_options: Mapping[str, Any] | None = None,
+        **layout_options: "Unpack[LayoutOptions]",
     ) -> "Prompt":
         """Compose a prompt of which every document, tool and memory state is a span that is cached on its own.
 
@@ -92,9 +98,11 @@ class Prompt:
             tools: functions the model may call.
             history: earlier messages (OpenAI form) between the system prompt and the question.
             memory: memory states; they stand before the documents.
-            layout: ``anchored``, ``block`` or ``prefix``.
+            layout: ``anchored``, ``auto``, ``block``, ``epic``, ``prefix``, ``prompt-cache``, or an object like
+                ``Epic(k=16)``; docs/layouts.md says what each costs and when to use it.
             profile: of the model; by default that of the server at ``MINIPIC_BASE_URL``, else the bundled model's.
             template_options: further variables of the chat template, such as ``{"enable_thinking": False}``.
+            layout_options: of the layout: ``anchor``, ``base``, ``k`` (see ``LayoutOptions``).
 
         Raises:
             InputError: a blank question, or an argument of the wrong shape.
@@ -113,6 +121,7 @@ class Prompt:
             layout=layout,
             profile=profile,
             template_options=template_options or {},
+            layout_options=layout_options,
         )
 
     @classmethod
@@ -123,9 +132,10 @@ class Prompt:
         documents: Sequence[str | Document | Mapping[str, Any]] = (),
         tools: Sequence[Tool | Mapping[str, Any]] = (),
         memory: Sequence[str | Document | Mapping[str, Any]] = (),
-        layout: str = "anchored",
+        layout: "str | PromptLayout" = "anchored",
         profile: "ModelProfile | None" = None,
         template_options: Mapping[str, Any] | None = None,
+        **layout_options: "Unpack[LayoutOptions]",
     ) -> "Prompt":
         """As ``compose``, from a whole conversation in the OpenAI form."""
         from minipic_sdk.compose import compose_messages
@@ -138,4 +148,5 @@ class Prompt:
             layout=layout,
             profile=profile,
             template_options=template_options or {},
+            layout_options=layout_options,
         )

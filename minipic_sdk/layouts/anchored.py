@@ -1,13 +1,19 @@
 """Anchored spans, the default: every span sees the prompt's first few tokens (DESIGN section 6)."""
 
 from collections.abc import Sequence
-from itertools import takewhile
+from dataclasses import dataclass
+from typing import ClassVar
 
-from minipic_sdk.layouts.base import Arrangement, Piece, Rules, pack
+from minipic_sdk.layouts.base import Anchor, Arrangement, Piece, Rules, choose_anchor, pack
 
 
-def anchored(pieces: Sequence[Piece], rules: Rules) -> Arrangement:
-    """Pack with the profile's anchor, or with as much of it as the prompt opens with."""
-    head = pieces[0].token_ids if pieces[0].kind == "text" else []
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(rules.anchor, head, strict=False))
-    return pack(pieces, rules, [token for token, _ in same])
+@dataclass(frozen=True)
+class Anchored:
+    """Every span sees the anchor and itself."""
+
+    name: ClassVar[str] = "anchored"
+    anchor: Anchor = None  # tokens of the head, "head" for all of it, None for the profile's
+
+    def __call__(self, pieces: Sequence[Piece], rules: Rules) -> Arrangement:
+        """See ``PromptLayout``."""
+        return pack(pieces, rules, choose_anchor(pieces, rules, "anchored", self.anchor))

@@ -1,11 +1,19 @@
 """Plain tokens: ordinary prefix caching, no spans."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
-from minipic_sdk.layouts.base import Arrangement, Piece, Rules
+from minipic_sdk.layouts.base import Arrangement, Piece, Rules, plain
 
 
-def prefix(pieces: Sequence[Piece], rules: Rules) -> Arrangement:
+@dataclass(frozen=True)
+class Prefix:
     """The bare prompt."""
-    del rules
-    return Arrangement([token for piece in pieces for token in piece.token_ids])
+
+    name: ClassVar[str] = "prefix"
+
+    def __call__(self, pieces: Sequence[Piece], rules: Rules) -> Arrangement:
+        """See ``PromptLayout``."""
+        del rules
+        return plain(pieces)
