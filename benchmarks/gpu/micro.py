@@ -25,7 +25,7 @@ import triton
 
 from minipic_server.gpu.runs import RowRuns
 from minipic_server.gpu.scratch import WAVES, AttentionShape
-from minipic_server.gpu.tables import AttendTables, GatherTables, balanced_chunk
+from minipic_server.gpu.tables import AttendTables, GatherTables, balanced_chunks
 from minipic_server.kernels.attend import attend
 from minipic_server.kernels.gather import gather
 from minipic_server.rope import TurnTable
@@ -94,7 +94,7 @@ class Problem:
         """Closures, one per layer, that run ``attend``."""
         block_q = block_q or SHAPE.block_q(self.queries)
         programs = PROCESSORS * (waves or WAVES[min(128, SHAPE.matrix_rows(block_q))])
-        chunk = balanced_chunk(self.rows, block_q=block_q, kv_heads=KV_HEADS, programs=programs)
+        chunk = balanced_chunks(self.rows, block_q=block_q, kv_heads=KV_HEADS, programs=programs)
         t = AttendTables.of(self.rows, block_q=block_q, chunk=chunk, zero=np.zeros(0, dtype=np.int64), tile=block_n)
         tasks, pieces, merges = (torch.from_numpy(a).to(DEVICE) for a in (t.tasks, t.pieces, t.merges))
         partial = torch.empty(max(4, t.slots) * HEADS * block_q * (HEAD + 1), device=DEVICE)

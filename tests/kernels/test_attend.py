@@ -34,7 +34,8 @@ CASES = {
 
 def run(problem, *, block_q, chunk, zero=(), tile=64):
     zero = np.array(zero, dtype=np.int64)
-    tables = AttendTables.of(problem.compiled, block_q=block_q, chunk=chunk, zero=zero, tile=tile)
+    chunks = np.full(len(problem.compiled), chunk)
+    tables = AttendTables.of(problem.compiled, block_q=block_q, chunk=chunks, zero=zero, tile=tile)
     heads, head = problem.query.shape[1:]
     device = problem.query.device
     out = torch.full_like(problem.query, float("nan"))
@@ -81,7 +82,7 @@ def test_tokens_to_zero_are_zero_and_the_others_stay(device):
 
 def test_table_rows_without_queries_are_skipped(device):
     problem = make_problem([(RAG, 137, 1)], device=device)
-    tables = AttendTables.of(problem.compiled, block_q=1, chunk=64, zero=np.empty(0, dtype=np.int64))
+    tables = AttendTables.of(problem.compiled, block_q=1, chunk=np.array([64]), zero=np.empty(0, dtype=np.int64))
     pad = lambda t, n: torch.from_numpy(np.concatenate([t, np.zeros((n, t.shape[1]), dtype=np.int32)])).to(device)
     outs = []
     for n in (0, 5):

@@ -1,6 +1,6 @@
 """A whole step, from the batch to the output, on the CPU: stock FlashAttention is stood in for by PyTorch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,11 +15,14 @@ from vllm.v1.attention.backends import fa_utils
 from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
+from minipic_server.gpu import step as step_module
 from minipic_server.gpu.backend import SpanFlashImpl
 from minipic_server.gpu.model_state import SpanModelState
 from minipic_server.gpu.runs import RequestRuns
 from minipic_server.gpu.scratch import AttentionShape, GraphTables, Scratch
+from minipic_server.gpu.step import plan_contiguous
 from minipic_server.kernels.attend import attend_naive
+from minipic_server.kernels.gather import gather_naive
 from minipic_server.plan import RequestPlan, Row, Run
 
 RAG = [("head", 21), ("span", 40), ("span", 75), ("dependent", 30)]  # 207 physical tokens
@@ -86,6 +89,7 @@ class World:
         state.scratch = Scratch(new(keys, 2), new(keys, 2), new(queries, heads), torch.zeros(400_000, device=DEVICE), 4)
         state.tables = GraphTables(requests=len(requests) + 3, spare=16, device=DEVICE)
         state.device, state.stock, state.rope_state = DEVICE, stock, None
+        state.contiguous = False
         state._capturing, state._positions, state._physical = False, None, None
         state.spans = {}
         for i, (parts, _, _) in enumerate(requests):
@@ -191,6 +195,34 @@ def test_a_plain_step_is_stock(monkeypatch):
     assert world.state.prepare_inputs(batch, None) == {}
     assert torch.equal(batch.positions, before)
     assert world.state.sampling_batch(batch) is batch
+
+
+@pytest.mark.parametrize("requests", [[(PLAIN, 0, 90), (PLAIN, 0, 70)], [(PLAIN, 40, 1), (PLAIN, 8, 90)]])
+def test_a_long_plain_step_may_read_contiguous_keys(requests, monkeypatch):
+    world = World(monkeypatch, requests)
+    world.state.contiguous = True
+    monkeypatch.setattr(step_module, "LONG_QUERY", 64)
+    monkeypatch.setattr(step_module, "QUERIES_PER_KEY", 20)
+    monkeypatch.setattr(FlashAttentionImpl, "forward", None)
+    p = world.problem
+    batch = world.batch()
+    metadata = world.state.prepare_attn(batch, CUDAGraphMode.NONE, None, None, None, None)["layer"]
+    # Without a cached context the step's own keys are read where the model put them.
+    own = [gather_naive(p.kv_cache, p.block_table, [r], p.table) for r in p.rows]
+    key, value = (torch.cat([pair[i] for pair in own]) for i in (0, 1))
+    if any(c for _, c, _ in requests):
+        key, value = key[:0], value[:0]
+    out = torch.full_like(p.query, float("nan"))
+    world.impl.forward(world.layer, p.query, key, value, p.kv_cache, metadata, out)
+    torch.testing.assert_close(out, world.expected(), atol=3e-6, rtol=3e-5)
+    assert world.state.prepare_inputs(batch, None) == {} and world.state.sampling_batch(batch) is batch
+
+
+@pytest.mark.parametrize(("done", "new"), [([0, 0], [400, 300]), ([30_000], [600]), ([900] * 40, [1] * 39 + [700])])
+def test_pages_are_kept_where_gathering_does_not_pay(done, new, monkeypatch):
+    world = World(monkeypatch, [(PLAIN, 0, 40)])
+    scratch = replace(world.state.scratch, keys=torch.empty(100_000, 0))
+    assert plan_contiguous(np.array(done), np.array(new), scratch=scratch, upload=torch.from_numpy) is None
 
 
 def test_a_capture_needs_no_requests_and_reads_the_same_tables(monkeypatch):

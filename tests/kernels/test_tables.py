@@ -5,7 +5,7 @@ import pytest
 from kernel_problems import layout_of
 
 from minipic_server.gpu.runs import RequestRuns
-from minipic_server.gpu.tables import AttendTables, FlatRuns, GatherTables, balanced_chunk
+from minipic_server.gpu.tables import AttendTables, FlatRuns, GatherTables, balanced_chunks
 from minipic_server.plan import RequestPlan, Run, StepPlan
 
 PARTS = [("head", 21), ("span", 40), ("span", 15), ("dependent", 30), ("span", 7), ("dependent", 19)]
@@ -60,7 +60,7 @@ def rows_of(*requests, block=16):
 def test_pieces_cover_every_key_once_in_order(chunk):
     rows, _ = rows_of((PARTS, 0, 180), (PARTS, 178, 1))
     flat = FlatRuns.of(rows)
-    pieces, source, number = flat.cut(chunk, 64)
+    pieces, source, number = flat.cut(np.full(len(rows), chunk), 64)
     keys = [int(p[0]) + j for p in pieces for j in range(p[1])]
     want = [int(r[0]) + j for r in flat.run for j in range(r[1])]
     assert keys == want
@@ -75,7 +75,7 @@ def test_pieces_cover_every_key_once_in_order(chunk):
 
 def test_tasks_have_slots_only_where_a_tile_is_split():
     rows, _ = rows_of((PARTS, 0, 180), (PARTS, 178, 1))
-    tables = AttendTables.of(rows, block_q=8, chunk=64, zero=np.array([3, 5]))
+    tables = AttendTables.of(rows, block_q=8, chunk=np.full(len(rows), 64), zero=np.array([3, 5]))
     slots = tables.tasks[:, 6]
     assert sorted(slots[slots >= 0]) == list(range(tables.slots))
     split = tables.merges[tables.merges[:, 3] > 0]
@@ -108,7 +108,22 @@ def test_the_readable_step_plan_agrees_on_what_is_invisible():
 
 
 def test_chunks_shrink_until_the_device_is_full_but_not_below_the_minimum():
-    rows, _ = rows_of((PARTS, 178, 1))
-    assert balanced_chunk(rows, block_q=1, kv_heads=8, programs=528) == 256
-    long = [r._replace(context_keys=100_000) for r in rows]
-    assert balanced_chunk(long, block_q=1, kv_heads=8, programs=528) == 1536
+    (row,), _ = rows_of((PARTS, 178, 1))
+    (chunk,) = balanced_chunks([row], block_q=1, kv_heads=8, programs=528)
+    assert chunk >= row.context_keys + row.own_len, "few keys are one task"
+    long = row._replace(context_keys=100_000)
+    (chunk,) = balanced_chunks([long], block_q=1, kv_heads=8, programs=528)
+    assert 1400 < chunk < 1600
+    short = row._replace(context_keys=4000)
+    chunks = balanced_chunks([short] * 64, block_q=1, kv_heads=8, programs=528)
+    assert (chunks >= 4020).all(), "a remainder is not worth a task of its own"
+
+
+@pytest.mark.parametrize("lengths", [[300] * 7, [5000, 40, 900], [100_000] + [200] * 50])
+def test_there_are_never_more_tasks_than_graphs_have_room_for(lengths):
+    (row,), _ = rows_of((PARTS, 178, 1))
+    context = np.array([[0, 1, 5]], dtype=np.int32)
+    rows = [row._replace(context=context * [[1, n, 1]], context_keys=n) for n in lengths]
+    chunks = balanced_chunks(rows, block_q=1, kv_heads=2, programs=64)
+    tables = AttendTables.of(rows, block_q=1, chunk=chunks, zero=np.empty(0, dtype=np.int64))
+    assert len(tables.tasks) <= len(rows) + 32

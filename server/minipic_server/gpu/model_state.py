@@ -25,8 +25,8 @@ from minipic_server.config import SpanConfig
 from minipic_server.gpu.backend import STEP, SpanFlashImpl
 from minipic_server.gpu.runs import RequestRuns, RowRuns
 from minipic_server.gpu.scratch import SHARE, AttentionShape, GraphTables, Scratch
-from minipic_server.gpu.step import DeviceStep, ShortRows, plan_step
-from minipic_server.gpu.tables import AttendTables, balanced_chunk
+from minipic_server.gpu.step import DeviceStep, ShortRows, plan_contiguous, plan_step
+from minipic_server.gpu.tables import AttendTables, balanced_chunks
 from minipic_server.kernels.attend.kernel import BLOCK_N
 from minipic_server.plan import RequestPlan
 from minipic_server.refusals import UnsupportedError
@@ -49,6 +49,7 @@ class SpanModelState(DefaultModelState):
         layers = [m for m in model.modules() if isinstance(m, Attention)]
         self.shape = _common_shape(layers, self.dtype)
         self.stock = layers[0].impl.stock
+        self.contiguous = False  # whether contiguous keys give the bits that pages give; found out by warm_up
         self.scratch = self._allocate(layers)
         spare = -(-self.scratch.programs(16) // self.shape.kv_heads)
         self.tables = GraphTables(requests=self.max_num_reqs, spare=spare, device=device)
@@ -143,7 +144,7 @@ class SpanModelState(DefaultModelState):
         """Stock metadata; with span requests in the batch, a ``DeviceStep`` on it."""
         replays = self._capturing or cudagraph_mode == CUDAGraphMode.FULL
         if not self._capturing and (self._selected is None or for_capture):
-            step = self._replayed([], [], np.zeros(0, np.int32), 0) if for_capture and not self.stock else None
+            step = self._plain_step(input_batch, replays or for_capture)
         else:
             rows, zero, lens = self._plan(input_batch)
             if replays:
@@ -184,6 +185,15 @@ class SpanModelState(DefaultModelState):
         """The batch with the positions that the sampler counts by (seeds, min_tokens)."""
         return input_batch if self._physical is None else replace(input_batch, positions=self._physical)
 
+    def _plain_step(self, batch: InputBatch, captured: bool) -> DeviceStep | None:
+        if captured:
+            # Nothing to do; elsewhere the tables of an earlier step must not be replayed.
+            return None if self.stock else self._replayed([], [], np.zeros(0, np.int32), 0)
+        if not self.contiguous:
+            return None
+        done, new = batch.num_computed_tokens_np, batch.num_scheduled_tokens
+        return plan_contiguous(done, new, scratch=self.scratch, upload=self._upload)
+
     def _has_plain(self) -> bool:
         return self._selected is None or None in self._selected
 
@@ -220,7 +230,7 @@ class SpanModelState(DefaultModelState):
         tasks, pieces, merges = np.zeros((0, 8), np.int32), np.zeros((0, 4), np.int32), np.zeros((0, 4), np.int32)
         if rows:
             programs = self.scratch.programs(self.shape.matrix_rows(1))
-            chunk = balanced_chunk(rows, block_q=1, kv_heads=self.shape.kv_heads, programs=programs)
+            chunk = balanced_chunks(rows, block_q=1, kv_heads=self.shape.kv_heads, programs=programs)
             tasks, pieces, merges, _ = AttendTables.of(rows, block_q=1, chunk=chunk, zero=zero)
         elif len(zero):
             merges = np.zeros((len(zero), 4), dtype=np.int32)

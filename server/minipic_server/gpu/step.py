@@ -13,9 +13,11 @@ import torch
 
 from minipic_server.gpu.runs import RowRuns
 from minipic_server.gpu.scratch import AttentionShape, Scratch
-from minipic_server.gpu.tables import AttendTables, GatherTables, balanced_chunk
+from minipic_server.gpu.tables import AttendTables, GatherTables, balanced_chunks
 
 SHORT_ROWS = 64  # matrix rows (queries times grouped heads) up to which gathering doesn't pay
+LONG_QUERY = 512  # tokens of a plain prompt from which contiguous keys are worth a thought
+QUERIES_PER_KEY = 1500  # of a plain step, from which gathering keys is cheaper than reading pages
 Upload = Callable[[np.ndarray], torch.Tensor]
 
 
@@ -90,7 +92,7 @@ def plan_step(
     shorts: list[tuple[int, AttendTables]] = []
     for block_q, mine in sorted(by_tile.items()):
         programs = scratch.programs(shape.matrix_rows(block_q))
-        chunk = balanced_chunk(mine, block_q=block_q, kv_heads=shape.kv_heads, programs=programs)
+        chunk = balanced_chunks(mine, block_q=block_q, kv_heads=shape.kv_heads, programs=programs)
         shorts.append((block_q, AttendTables.of(mine, block_q=block_q, chunk=chunk, zero=zero)))
         zero = nothing
         arrays += shorts[-1][1][:3]
@@ -110,6 +112,42 @@ def plan_step(
         tasks, pieces, merges = next(views).view(-1, 8), next(views).view(-1, 4), next(views).view(-1, 4)
         step.short.append(ShortRows(block_q, tasks, pieces, merges))
     return step
+
+
+def plan_contiguous(
+    done: np.ndarray, new: np.ndarray, *, scratch: Scratch, upload: Upload
+) -> DeviceStep | None:
+    """A step of plain requests with long queries: FlashAttention reads contiguous keys faster than pages.
+
+    Only where both give the same bits (``warmup.same_bits``), so that it can't be told from stock but by the clock.
+
+    Args:
+        done: tokens of each request in the cache before the step. [requests]
+        new: tokens of each computed by the step. [requests]
+        scratch: bounds what can be gathered.
+        upload: copies an int32 array to the device.
+
+    Returns:
+        ``None`` where pages are better.
+    """
+    if new.max() < LONG_QUERY:
+        return None
+    starts = np.concatenate(([0], new.cumsum())).astype(np.int32)
+    tokens, longest = int(starts[-1]), int(new.max())
+    if not done.any():
+        cu = upload(starts)
+        return DeviceStep(False, [LongRows(None, cu, cu, 0, tokens, longest, longest, tokens, None)])
+    keys = done + new
+    total = int(keys.sum())
+    if total > len(scratch.keys) or (new * (keys - new / 2)).sum() < QUERIES_PER_KEY * total:
+        return None
+    nothing = np.empty((0, 3), dtype=np.int32)
+    counts = zip(starts.tolist(), new.tolist(), keys.tolist(), strict=False)
+    rows = [RowRuns(i, at, n, nothing, 0, k, 0) for i, (at, n, k) in enumerate(counts)]
+    tables = GatherTables.of(rows, first_token=0, last_token=tokens)
+    moves, cu_q, cu_k = _upload([tables.moves, tables.cu_q, tables.cu_k], upload)
+    sizes = tables.max_q, tables.max_k, total
+    return DeviceStep(False, [LongRows(moves.view(-1, 5), cu_q, cu_k, 0, tokens, *sizes, None)])
 
 
 def _is_long(row: RowRuns, shape: AttentionShape, scratch: Scratch, plain: bool) -> bool:

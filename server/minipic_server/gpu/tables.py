@@ -1,7 +1,7 @@
 """int32 tables that the kernels read, from a step's rows; vectorised over the whole batch.
 
-A row's keys, context first, then its own, count from 0: its *span of work*. It is cut into chunks of equal length,
-one task each, so that every program of a launch has about as much to do.
+A row's keys, context first, then its own, are cut into chunks of equal length, one task each, so that every program
+of a launch has about as much to do.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from minipic_server.kernels.attend.kernel import ALL_VISIBLE, BLOCK_N, MERGE_FIE
 from minipic_server.kernels.gather.kernel import MOVE_FIELDS, TILE
 
 MIN_CHUNK = 256  # keys of a task: less isn't worth a merge
+CHUNK_STEP = 32
 
 
 class FlatRuns(NamedTuple):
@@ -41,20 +42,24 @@ class FlatRuns(NamedTuple):
         row_start = np.concatenate(([0], done[own][:-1]))
         return cls(run, row, done - run[:, 1] - row_start[row], done[own] - row_start)
 
-    def cut(self, chunk: int, tile: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Cut at every multiple of ``chunk`` keys of a row, and then so that no piece has more than ``tile`` keys.
+    def cut(self, chunk: np.ndarray, tile: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Cut at every multiple of its ``chunk`` keys of a row, and then so that no piece exceeds ``tile`` keys.
+
+        Args:
+            chunk: of each row. [rows]
+            tile: keys of a piece at most.
 
         Returns:
             pieces: start, length, turn, limit. [pieces, 4]
             source: the run each is part of. [pieces]
             number: which chunk of its row each belongs to. [pieces]
         """
-        ends = self.before + self.run[:, 1]
-        first = self.before // chunk
-        source, k = _expand((ends - 1) // chunk - first + 1)
+        ends, step = self.before + self.run[:, 1], chunk[self.row]
+        first = self.before // step
+        source, k = _expand((ends - 1) // step - first + 1)
         number = k + first[source]
-        lo = np.maximum(self.before[source], number * chunk)
-        hi = np.minimum(ends[source], (number + 1) * chunk)
+        lo = np.maximum(self.before[source], number * step[source])
+        hi = np.minimum(ends[source], (number + 1) * step[source])
         part, k = _expand(-(-(hi - lo) // tile))
         source, number, hi = source[part], number[part], hi[part]
         lo = lo[part] + k * tile
@@ -82,13 +87,15 @@ class AttendTables(NamedTuple):
     slots: int  # partial results
 
     @classmethod
-    def of(cls, rows: Sequence[RowRuns], *, block_q: int, chunk: int, zero: np.ndarray, tile: int = BLOCK_N) -> "AttendTables":
-        """Tables for rows whose tiles hold ``block_q`` queries and whose tasks hold ``chunk`` keys.
+    def of(
+        cls, rows: Sequence[RowRuns], *, block_q: int, chunk: np.ndarray, zero: np.ndarray, tile: int = BLOCK_N
+    ) -> "AttendTables":
+        """Tables for rows whose tiles hold ``block_q`` queries.
 
         Args:
             rows: at least one.
             block_q: queries of a tile.
-            chunk: keys of a task.
+            chunk: keys of a task, for each row. [rows]
             zero: tokens whose output is zero. [n]
             tile: keys of a piece at most.
         """
@@ -126,10 +133,16 @@ class AttendTables(NamedTuple):
         return cls(tasks, pieces, merges, int(per_tile[merged].sum()))
 
 
-def balanced_chunk(rows: Sequence[RowRuns], *, block_q: int, kv_heads: int, programs: int) -> int:
-    """Keys of a task, so that a launch has about ``programs`` of them, as many as the device runs at once."""
-    work = sum(-(-r.query_len // block_q) * (r.context_keys + r.own_len) for r in rows) * kv_heads
-    return max(MIN_CHUNK, -(-work // programs // 64) * 64)
+def balanced_chunks(rows: Sequence[RowRuns], *, block_q: int, kv_heads: int, programs: int) -> np.ndarray:
+    """Keys of a task, for each row, so that a launch has about ``programs`` tasks of about equal length. [rows]
+
+    There are at most ``rows + programs / kv_heads`` tasks where a row has one tile.
+    """
+    keys = np.array([r.context_keys + r.own_len for r in rows])
+    tiles = -(-np.array([r.query_len for r in rows]) // block_q)
+    target = max(MIN_CHUNK, int((keys * tiles).sum()) * kv_heads // programs)
+    splits = np.maximum(1, np.rint(keys / target).astype(np.int64))
+    return -(-keys // splits // CHUNK_STEP) * CHUNK_STEP
 
 
 class GatherTables(NamedTuple):

@@ -1,14 +1,18 @@
-"""Compiling every kernel variant before the first request: Triton compiles at first use, seconds each."""
+"""What is done before the first request: compiling every kernel (Triton does it at first use), checking FlashAttention."""
 
 from typing import Any
 
 import numpy as np
 import torch
 
+from vllm.logger import init_logger
+
 from minipic_server.gpu.backend import STEP
 from minipic_server.gpu.runs import RequestRuns
 from minipic_server.gpu.step import plan_step
 from minipic_server.rope import TURN_ATTRIBUTE
+
+logger = init_logger(__name__)
 
 QUERY_LENGTHS = (1, 2, 17, 33, 200)  # one row of each class of tile, and a gathered one
 
@@ -37,7 +41,48 @@ def warm_up(runner: Any) -> None:
                 gathers=state.stock,
             )
             _run(layer, step, n, shape, runner)
+    state.contiguous = state.stock and same_bits(layer, shape)
+    logger.info_once("MiniPIC: plain long prompts read %s keys", "contiguous" if state.contiguous else "paged")
     torch.cuda.synchronize()
+
+
+def same_bits(layer: Any, shape: Any) -> bool:
+    """Whether FlashAttention gives the same bits for contiguous keys as for pages, for layers of this shape."""
+    from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
+
+    head, size, device = shape.head, layer.kv_cache.shape[2], layer.kv_cache.device
+    gen = torch.Generator(device).manual_seed(0)
+    for queries, lens in (((2048,), (2048,)), ((1024,), (9000,)), ((1, 700, 1300), (900, 700, 2500))):
+        pages = -(-max(lens) // size)
+        cache = torch.randn(len(lens) * pages, size, shape.kv_heads, 2 * head, device=device, generator=gen)
+        cache = cache.to(shape.dtype)
+        if layer.kv_cache.stride(1) > layer.kv_cache.stride(2):  # heads before slots in memory
+            cache = cache.transpose(1, 2).contiguous().transpose(1, 2)
+        table = torch.arange(len(lens) * pages, device=device, dtype=torch.int32).view(len(lens), pages)
+        flat = torch.cat([cache[table[i].long()].flatten(0, 1)[:n] for i, n in enumerate(lens)])
+        q = torch.randn(sum(queries), shape.heads, head, device=device, generator=gen).to(shape.dtype)
+        cu = [torch.tensor(np.cumsum([0, *n]), device=device, dtype=torch.int32) for n in (queries, lens)]
+        used = torch.tensor(lens, device=device, dtype=torch.int32)
+        paged = cache.split(head, dim=-1), {"seqused_k": used, "block_table": table}
+        contiguous = [t.contiguous() for t in flat.split(head, dim=-1)], {"cu_seqlens_k": cu[1]}
+        out = [
+            flash_attn_varlen_func(
+                q,
+                k,
+                v,
+                max_seqlen_q=max(queries),
+                cu_seqlens_q=cu[0],
+                max_seqlen_k=max(lens),
+                softmax_scale=layer.impl.scale,
+                causal=True,
+                fa_version=layer.impl.vllm_flash_attn_version,
+                **where,
+            )
+            for (k, v), where in (paged, contiguous)
+        ]
+        if not torch.equal(*out):
+            return False
+    return True
 
 
 def _run(layer: Any, step: Any, tokens: int, shape: Any, runner: Any) -> None:
