@@ -16,6 +16,7 @@ This module has no dependency and costs microseconds per block: it runs for ever
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from minipic_sdk.errors import LayoutError
@@ -89,7 +90,7 @@ class Layout:
     @property
     def has_control(self) -> bool:
         """Whether anything distinguishes this prompt from a plain one."""
-        return len(self.segments) > 1 or self.segments[0].kind != "head"
+        return any(s.kind != "head" for s in self.segments)
 
     @property
     def generates(self) -> bool:
@@ -169,7 +170,7 @@ def parse_layout(
     if len(placed) != len(starts):
         raise LayoutError(0, f"{len(placed)} placements for {len(starts)} segments")
     segments = tuple(
-        Segment(kinds[i], starts[i], bounds[i + 1], *visible[i], placed[i].logical, placed[i].hidden)
+        Segment(kinds[i], starts[i], bounds[i + 1], visible[i][0], visible[i][1], placed[i].logical, placed[i].hidden)
         for i in range(len(starts))
     )
     if placements is not None:
@@ -234,7 +235,7 @@ def _check_placements(segments: tuple[Segment, ...], anchor: int) -> None:
         if s.kind == "head" and s.logical:
             raise LayoutError(s.start, "the head's logical position is 0")
     shown = sorted((s for s in segments if s.shown_start < s.visible_stop), key=lambda s: s.logical_shown)
-    for a, b in zip(shown, shown[1:], strict=False):
+    for a, b in pairwise(shown):
         if a.logical_stop > b.logical_shown:
             raise LayoutError(b.start, f"logical ranges overlap with the segment at token {a.start}")
     for i, s in enumerate(segments):

@@ -42,8 +42,10 @@ def engine_kwargs(
         from minipic_sdk.profile import ModelProfile
 
         profile = ModelProfile.from_directory(model, block_size=block_size)
-        control_tokens = tuple(profile.control_tokens)
+        control = profile.control_tokens
         fingerprint = profile.fingerprint if fingerprint is None else fingerprint
+    else:
+        control = ControlTokens(*control_tokens)
     for name in ("worker_cls", "scheduler_cls"):
         if name in options:
             raise ValueError(f"{name} is set by MiniPIC")
@@ -51,7 +53,7 @@ def engine_kwargs(
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    config = SpanConfig(ControlTokens(*control_tokens), block_size, fingerprint or "", model)
+    config = SpanConfig(control, block_size, fingerprint or "", model)
     scheduler = "SpanScheduler" if async_scheduling is False else "AsyncSpanScheduler"
     kwargs: dict[str, Any] = {
         "model": model,
@@ -111,7 +113,7 @@ def server_command(model: str, extra: Sequence[str] = (), **options: Any) -> tup
 
 
 def _allowed_plugins() -> str:
-    """VLLM_PLUGINS with us in it. Setting it makes an allow-list for all groups, so it must name every other one too."""
+    """VLLM_PLUGINS with us in it; setting it makes an allow-list for all groups, so it names every other one too."""
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None:
         return allowed if "minipic" in allowed.split(",") else f"{allowed},minipic".strip(",")

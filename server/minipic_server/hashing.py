@@ -18,18 +18,18 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, hash_block_tokens
+from vllm.v1.core.kv_cache_utils import BlockHash, generate_block_hash_extra_keys, hash_block_tokens
 
 from minipic_sdk.layout import Layout, Segment
 from minipic_sdk.protocol import LAYOUT_VERSION
 from minipic_server.config import SpanConfig
-from minipic_server.state import SpanState, known_state, span_state
+from minipic_server.state import SpanState, span_state
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 HashFn = Callable[[Any], bytes]
-BlockHasher = Callable[["Request"], list[bytes]]
+BlockHasher = Callable[["Request"], list[BlockHash]]
 
 MEMO_BLOCKS = 1 << 18  # block hashes remembered of recent spans: about 30 MB
 
@@ -42,10 +42,10 @@ class SpanHasher:
         self._hash = hash_fn
         self._stock = stock
         self._domain = ("minipic", LAYOUT_VERSION, config.model, tuple(config.control), config.block_size)
-        self._memo: OrderedDict[tuple[Any, ...], list[bytes]] = OrderedDict()
+        self._memo: OrderedDict[tuple[Any, ...], list[BlockHash]] = OrderedDict()
         self._memo_blocks = 0
 
-    def __call__(self, request: "Request") -> list[bytes]:
+    def __call__(self, request: "Request") -> list[BlockHash]:
         """Hashes of the request's full blocks that have none yet."""
         state = span_state(request, self._config)
         if state is None:
@@ -55,7 +55,7 @@ class SpanHasher:
         if total <= len(request.block_hashes):
             return []
         known = list(request.block_hashes)
-        fresh: list[bytes] = []
+        fresh: list[BlockHash] = []
         for segment in state.layout.segments:
             last = segment is state.layout.segments[-1]
             stop = total if last else segment.stop // self._config.block_size
@@ -67,14 +67,14 @@ class SpanHasher:
         return fresh
 
     def _extend(
-        self, request: "Request", state: SpanState, segment: Segment, known: list[bytes], done: int, stop: int
-    ) -> list[bytes]:
+        self, request: "Request", state: SpanState, segment: Segment, known: list[BlockHash], done: int, stop: int
+    ) -> list[BlockHash]:
         size = self._config.block_size
         first = segment.start // size
         root = known[done - 1] if done > first else self._root(request, state, segment, known)
         extra = _extra_keys(request)
         ids = request.all_token_ids[done * size : stop * size]
-        if segment.kind == "span" and done == first:
+        if segment.kind == "span" and done == first and root is not None:
             new = self._remembered(root, ids, extra)
         else:
             new = self._chain(request, state.layout, segment, root, ids, extra, done)
@@ -86,13 +86,13 @@ class SpanHasher:
         request: "Request",
         layout: Layout,
         segment: Segment,
-        parent: bytes | None,
+        parent: BlockHash | None,
         ids: list[int],
         extra: tuple[Any, ...] | None,
         first: int,
-    ) -> list[bytes]:
+    ) -> list[BlockHash]:
         size = self._config.block_size
-        out: list[bytes] = []
+        out: list[BlockHash] = []
         for i in range(len(ids) // size):
             keys = extra
             if segment.kind == "head":
@@ -105,7 +105,7 @@ class SpanHasher:
             out.append(parent)
         return out
 
-    def _remembered(self, root: bytes, ids: list[int], extra: tuple[Any, ...] | None) -> list[bytes]:
+    def _remembered(self, root: BlockHash, ids: list[int], extra: tuple[Any, ...] | None) -> list[BlockHash]:
         """A span's chain; spans come back by the thousand, so it is hashed once and looked up after that."""
         key = (root, extra, tuple(ids))
         hashes = self._memo.get(key)
@@ -122,7 +122,7 @@ class SpanHasher:
             self._memo.move_to_end(key)
         return list(hashes)
 
-    def span_chain(self, ids: list[int], anchor: tuple[int, ...], salt: str | None) -> list[bytes]:
+    def span_chain(self, ids: list[int], anchor: tuple[int, ...], salt: str | None) -> list[BlockHash]:
         """Hashes of a padded span on its own, as any request without LoRA would have them.
 
         Args:
@@ -132,10 +132,10 @@ class SpanHasher:
         """
         return self._remembered(self._span_root(anchor, salt), ids, None)
 
-    def _span_root(self, anchor: tuple[int, ...], salt: str | None) -> bytes:
-        return self._hash((self._domain, "span", anchor, salt))
+    def _span_root(self, anchor: tuple[int, ...], salt: str | None) -> BlockHash:
+        return BlockHash(self._hash((self._domain, "span", anchor, salt)))
 
-    def _root(self, request: "Request", state: SpanState, segment: Segment, known: list[bytes]) -> bytes | None:
+    def _root(self, request: "Request", state: SpanState, segment: Segment, known: list[BlockHash]) -> BlockHash | None:
         if segment.kind == "head":
             return None
         if segment.kind == "span":
@@ -144,15 +144,9 @@ class SpanHasher:
         layout, size = state.layout, self._config.block_size
         seen = sorted(layout.context(layout.segments.index(segment)), key=lambda s: s.logical_shown)
         fold = tuple((s.kind, known[s.stop // size - 1], s.logical, s.hidden) for s in seen)
-        return self._hash((self._domain, "dependent", request.cache_salt, segment.logical, fold))
+        return BlockHash(self._hash((self._domain, "dependent", request.cache_salt, segment.logical, fold)))
 
 
 def _extra_keys(request: "Request") -> tuple[Any, ...] | None:
     """LoRA keys of a block that isn't the prompt's first, hence without the salt stock adds there."""
     return generate_block_hash_extra_keys(request, 1, 2, 0)[0]
-
-
-def span_keys(request: "Request") -> list[bytes]:
-    """Content key of each span of a hashed request, in physical order: the hash of its last block."""
-    state = known_state(request)
-    return [hashes[-1] for _, hashes in state.span_hashes() if hashes] if state else []

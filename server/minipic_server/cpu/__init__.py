@@ -1,0 +1,1 @@
+"""Span attention on vLLM's CPU platform (model runner V1)."""
