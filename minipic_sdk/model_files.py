@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -27,8 +29,9 @@ _SPECIAL_NAMES: Final = (
     "cls_token",
     "mask_token",
 )
-# Openings that a template may depend on: system prompts, no system prompt, today's date.
-_PROBES: Final = (None, "Answer briefly.", "you are Zoe", "3 rules:")
+# Openings that a template may depend on: system prompts, no system prompt, the question, today's date.
+_SYSTEMS: Final = (None, "Answer briefly.", "you are Zoe", "3 rules:")
+_QUESTIONS: Final = ("What?", "how many", "0")
 _DAYS: Final = (datetime(2024, 1, 2, 3, 4, 5), datetime(2031, 11, 30, 22, 59, 58))
 
 
@@ -93,16 +96,13 @@ def derive_anchor(profile: "ModelProfile") -> tuple[int, ...]:
 
 
 def _openings(template: ChatTemplate) -> Iterator[str]:
-    for i, system in enumerate(_PROBES):
+    for system, question, now in product(_SYSTEMS, _QUESTIONS, _DAYS):
         messages = [] if system is None else [{"role": "system", "content": system}]
-        messages.append({"role": "user", "content": ("What?", "how many", "0")[i % 3]})
+        messages.append({"role": "user", "content": question})
         if template.wants_parts:
             messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
-        for now in _DAYS:
-            try:
-                yield template.render(messages, now=now)
-            except TemplateError:
-                break  # no system role in this template
+        with suppress(TemplateError):  # no system role in this template
+            yield template.render(messages, now=now)
 
 
 def _json(path: Path, *, required: bool = False) -> dict[str, Any]:
