@@ -17,9 +17,7 @@ class HFTokenizer:
     nobody can type, so that "first word" rules (Metaspace ``prepend_scheme="first"``) see what they would in context.
     """
 
-    def __init__(
-        self, tokenizer_json: str, markup: Collection[str] = (), forbidden: Collection[int] = ()
-    ) -> None:
+    def __init__(self, tokenizer_json: str, markup: Collection[str] = (), forbidden: Collection[int] = ()) -> None:
         """Build it.
 
         Args:
@@ -61,20 +59,19 @@ class HFTokenizer:
         if not text:
             return []
         lead = "" if opening else self._marker
+        # The batch call is the one that skips character offsets, which take a quarter of the time.
+        ids = self._inner.encode_batch_fast([lead + text], add_special_tokens=False)[0].ids[bool(lead) :]
+        return ids if self._forbidden.isdisjoint(ids) else self._encode_broken(text, lead)
+
+    def _encode_broken(self, text: str, lead: str) -> list[int]:
+        """A vocabulary may hold markup as an ordinary piece (Unigram): break such a piece in two."""
         encoding = self._inner.encode(lead + text, add_special_tokens=False)
-        ids = encoding.ids if opening else encoding.ids[1:]
-        if self._forbidden.isdisjoint(ids):
-            return ids
-        # A vocabulary may hold markup as an ordinary piece (Unigram): break the piece in two.
-        skip = 0 if opening else 1
-        where = next(i for i, token in enumerate(ids) if token in self._forbidden)
-        start, stop = encoding.offsets[where + skip]
+        where = next(i for i, token in enumerate(encoding.ids) if token in self._forbidden)
+        start, stop = encoding.offsets[where]
         cut = start + 1 - len(lead)
         if stop - start < 2 or not 0 < cut < len(text):
-            raise ProfileError(
-                f"token {ids[where]} is a control or template token, but ordinary text needs it"
-            )
-        return self.encode(text[:cut], opening=opening) + self.encode(text[cut:])
+            raise ProfileError(f"ordinary text needs token {encoding.ids[where]}, a control or template token")
+        return self.encode(text[:cut], opening=not lead) + self.encode(text[cut:])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids``; ids beyond the vocabulary decode to nothing."""

@@ -1,7 +1,7 @@
 """A tokenizer as data: what a profile carries over the wire and what a fingerprint is made of."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -25,9 +25,7 @@ class TokenizerSpec:
     kind: Literal["huggingface", "tiktoken"]
     data: str = field(repr=False)  # content of tokenizer.json, or of the rank file
     pattern: str = field(default="", repr=False)  # tiktoken: how text is cut into words
-    special_tokens: Mapping[str, int] = field(
-        default_factory=dict[str, int], repr=False
-    )  # tiktoken: text -> id
+    special_tokens: Mapping[str, int] = field(default_factory=dict[str, int], repr=False)  # tiktoken: text -> id
 
     @cached_property
     def digest(self) -> str:
@@ -45,12 +43,22 @@ class TokenizerSpec:
         return sorted(AddedToken(e["id"], e["content"], bool(e.get("special"))) for e in entries)
 
     def load(self, markup: Collection[str] = (), forbidden: Collection[int] = ()) -> Tokenizer:
-        """Build the tokenizer (tens of milliseconds).
+        """The tokenizer; built once per spec and arguments (tens of milliseconds).
 
         Args:
             markup: further added tokens that users can't write.
             forbidden: further ids that text must never become.
         """
+        key = (frozenset(markup), frozenset(forbidden))
+        if key not in self._loaded:
+            self._loaded[key] = self._load(markup, forbidden)
+        return self._loaded[key]
+
+    @cached_property
+    def _loaded(self) -> dict[Hashable, Tokenizer]:
+        return {}
+
+    def _load(self, markup: Collection[str], forbidden: Collection[int]) -> Tokenizer:
         if self.kind == "tiktoken":
             from minipic_sdk.tokenize.tiktoken import TiktokenTokenizer
 

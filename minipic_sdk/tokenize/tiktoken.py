@@ -2,10 +2,15 @@
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from minipic_sdk.errors import ProfileError
 from minipic_sdk.tokenize.base import AddedToken
+
+# Longer runs overflow the stack of tiktoken's regular expressions; Llama 3 cuts at the same length.
+_LONG_RUN: Final = re.compile(r"\S{25000}|\s{25000}")
 
 
 class TiktokenTokenizer:
@@ -22,14 +27,9 @@ class TiktokenTokenizer:
         try:
             import tiktoken
         except ImportError:
-            raise ProfileError(
-                "this profile needs the tiktoken package: pip install 'minipic-sdk[tiktoken]'"
-            ) from None
+            raise ProfileError("this profile needs the tiktoken package: pip install 'minipic-sdk[tiktoken]'") from None
         try:
-            table = {
-                base64.b64decode(word): int(rank)
-                for word, rank in (line.split() for line in ranks.splitlines())
-            }
+            table = {base64.b64decode(word): int(rank) for word, rank in (line.split() for line in ranks.splitlines())}
         except (ValueError, binascii.Error) as error:
             raise ProfileError(f"not a tiktoken rank file: {error}") from None
         self._added = tuple(AddedToken(id, text) for text, id in special_tokens.items())
@@ -45,7 +45,12 @@ class TiktokenTokenizer:
     def encode(self, text: str, *, opening: bool = False) -> list[int]:
         """Ids of ``text`` as ordinary text; ``opening`` makes no difference to byte-level tokens."""
         del opening
-        return self._inner.encode_ordinary(text)
+        pieces: list[int] = []
+        at = 0
+        for match in _LONG_RUN.finditer(text):
+            pieces += self._inner.encode_ordinary(text[at : match.end()])
+            at = match.end()
+        return pieces + self._inner.encode_ordinary(text[at:])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids``."""

@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
-from minipic_sdk import ControlTokens, ModelProfile
+from minipic_sdk import ModelProfile
 from minipic_sdk.model_files import derive_anchor
 from minipic_sdk.tokenize.spec import TokenizerSpec
+
+settings.register_profile("sdk", deadline=None, max_examples=60)
+settings.load_profile("sdk")
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -68,6 +72,3 @@ def families(smol: ModelProfile, wide_spec: TokenizerSpec) -> dict[str, ModelPro
 def tiny_blocks(smol: ModelProfile) -> ModelProfile:
     """Blocks of four tokens, so that every boundary is near."""
     return replace(smol, block_size=4)
-
-
-CONTROL = ControlTokens(3, 4, 5)  # of the bundled profile
