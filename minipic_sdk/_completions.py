@@ -61,9 +61,7 @@ def chat_body(
 
 def choice_of(entry: Mapping[str, Any], route: str) -> Choice:
     """One entry of ``choices``."""
-    text = (
-        entry["text"] if route == "completions" else cast("dict[str, Any]", entry["message"]).get("content")
-    )
+    text = entry["text"] if route == "completions" else cast("dict[str, Any]", entry["message"]).get("content")
     return Choice(
         text=text or "",
         token_ids=tuple(entry.get("token_ids") or ()),

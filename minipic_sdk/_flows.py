@@ -103,9 +103,7 @@ def generate(
         return (yield from _complete(session, COMPLETIONS, body, asked, timeout))
     except ProfileMismatchError as error:
         session.profile = yield from fetch_profile(session)
-        error.changed = (
-            explain_mismatch(prompt.profile.fingerprint, session.profile.fingerprint) or error.changed
-        )
+        error.changed = explain_mismatch(prompt.profile.fingerprint, session.profile.fingerprint) or error.changed
         raise
 
 

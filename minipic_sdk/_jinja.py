@@ -26,9 +26,7 @@ class _Generation(Extension):
 @cache
 def environment() -> ImmutableSandboxedEnvironment:
     """The one environment; it has no state of its own."""
-    env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     # Any: jinja2 infers the types of these tables from its own entries
     filters: dict[str, Any] = {"tojson": _tojson}
     helpers: dict[str, Any] = {"raise_exception": _raise, "strftime_now": _strftime_now}

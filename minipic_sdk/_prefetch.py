@@ -42,9 +42,7 @@ class ThreadPrefetcher:
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
-            with suppress(
-                Exception
-            ):  # the prompt that needs the span will meet the same trouble and report it
+            with suppress(Exception):  # the prompt that needs the span will meet the same trouble and report it
                 work()
 
 

@@ -42,9 +42,7 @@ class Settings:
             raise InputError(f"max_retries must be 0 or more, got {max_retries}")
         self.base_url = url
         limit = DEFAULT_TIMEOUT if timeout is None else timeout
-        self.timeout = (
-            limit if isinstance(limit, httpx.Timeout) else httpx.Timeout(limit, connect=CONNECT_TIMEOUT)
-        )
+        self.timeout = limit if isinstance(limit, httpx.Timeout) else httpx.Timeout(limit, connect=CONNECT_TIMEOUT)
         key = os.environ.get("MINIPIC_API_KEY") if api_key is None else api_key
         self.headers = {"User-Agent": f"minipic-sdk/{__version__}", "Accept": "application/json"}
         if key:

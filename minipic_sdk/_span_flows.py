@@ -70,9 +70,7 @@ def report(session: Session, path: str, given: Spans, cache_salt: str | None) ->
             return SpansReport(tuple(found))
         except ProfileMismatchError as error:
             session.profile = yield from fetch_profile(session)
-            error.changed = (
-                explain_mismatch(profile.fingerprint, session.profile.fingerprint) or error.changed
-            )
+            error.changed = explain_mismatch(profile.fingerprint, session.profile.fingerprint) or error.changed
             if again or isinstance(given, Prompt):
                 raise
     raise AssertionError("unreachable")

@@ -41,12 +41,8 @@ class StreamState:
                 body = cast("dict[str, Any]", json.loads(event))
                 if "error" in body:
                     raise stream_error(body)
-                self.body.update(
-                    (k, v) for k, v in body.items() if k in ("id", "model", "usage") and v is not None
-                )
-                chunks += [
-                    self._chunk(entry) for entry in cast("list[dict[str, Any]]", body.get("choices") or [])
-                ]
+                self.body.update((k, v) for k, v in body.items() if k in ("id", "model", "usage") and v is not None)
+                chunks += [self._chunk(entry) for entry in cast("list[dict[str, Any]]", body.get("choices") or [])]
             except (KeyError, TypeError, AttributeError, ValueError) as error:
                 raise unreadable(f"an event of the stream can't be read: {error!r}") from error
         return chunks

@@ -82,9 +82,7 @@ def compose_messages(
     arrange = layout_named(layout, layout_options)
     parts = render_parts(profile.template, sources, markup=profile.markup, spoken=profile.spoken_markup)
     pieces = _pieces(parts, sources, profile)
-    rules = Rules(
-        profile.control_tokens, profile.block_size, profile.anchor_token_ids, profile.gate, profile.encode
-    )
+    rules = Rules(profile.control_tokens, profile.block_size, profile.anchor_token_ids, profile.gate, profile.encode)
     arrangement = arrange(pieces, rules)
     text = "".join(p if isinstance(p, str) else p.text for p in parts)
     return _prompt(arrangement, pieces, profile, arrange.name, text, sources)
@@ -144,8 +142,7 @@ def _prompt(
     if longest > profile.max_model_len:
         what = "tokens" if longest == stats.physical else "positions, gaps counted"
         raise InputError(
-            f"the prompt has {longest} {what} ({stats.visible} tokens visible), "
-            f"the model takes {profile.max_model_len}"
+            f"the prompt has {longest} {what} ({stats.visible} tokens visible), the model takes {profile.max_model_len}"
         )
     order = sorted(range(len(parsed.segments)), key=lambda i: parsed.segments[i].logical_shown)
     plain: list[int] = []

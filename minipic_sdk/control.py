@@ -34,11 +34,7 @@ def choose_control_tokens(
     free = [
         t
         for t in sorted(added_tokens)
-        if t.special
-        and t.id < vocab_size
-        and t.id not in used
-        and t.content not in used
-        and t.content not in template
+        if t.special and t.id < vocab_size and t.id not in used and t.content not in used and t.content not in template
     ]
     reserved = [t for t in free if _RESERVED.search(t.content)]
     others = [t for t in free if t not in reserved and not _MEANT.search(t.content)]

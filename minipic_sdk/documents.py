@@ -12,9 +12,7 @@ SEPARATOR: Final = "\n\n"  # stands behind every document, inside its span
 # The order in which models see tool descriptions in training; every other key follows, sorted.
 _KEY_ORDER: Final = {
     key: rank
-    for rank, key in enumerate(
-        ("type", "function", "name", "description", "parameters", "properties", "required")
-    )
+    for rank, key in enumerate(("type", "function", "name", "description", "parameters", "properties", "required"))
 }
 
 
@@ -26,9 +24,7 @@ class Document:
     title: str | None = None  # a line above the text, seen by the model
     name: str | None = None  # in results and logs only; not seen by the model
     public: bool = False  # whether requests with other cache salts may share its KV
-    metadata: Mapping[str, Any] = field(
-        default_factory=dict[str, Any], compare=False, repr=False
-    )  # yours; not sent
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)  # yours; not sent
     cache: bool = True  # False: no span, but text that is computed anew, in context
 
     def __post_init__(self) -> None:
@@ -69,9 +65,7 @@ class Tool:
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])  # JSON schema
     public: bool = False  # whether requests with other cache salts may share its KV
-    extra: Mapping[str, Any] = field(
-        default_factory=dict[str, Any]
-    )  # further keys of the function, such as strict
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])  # further keys of the function, such as strict
 
     @property
     def definition(self) -> dict[str, Any]:

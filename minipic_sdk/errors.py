@@ -92,9 +92,7 @@ class APIError(MiniPICError):
         code, param, type: its fields of these names.
     """
 
-    def __init__(
-        self, message: str, *, request: "httpx.Request | None" = None, body: object | None = None
-    ) -> None:
+    def __init__(self, message: str, *, request: "httpx.Request | None" = None, body: object | None = None) -> None:
         # Not super(): beside openai's class the next in line would be its __init__, with other arguments.
         Exception.__init__(self, message)
         self.message = message

@@ -62,9 +62,7 @@ def profile_of_directory(
         named = [v for c in (text_config, generation) for k, v in c.items() if k.endswith("token_id")]
         used = {*variables.values(), *(i for value in named for i in _ids(value))}
         vocab_size = int(text_config.get("vocab_size", 1 << 31))
-        control_tokens = choose_control_tokens(
-            spec.added_tokens, template=template, used=used, vocab_size=vocab_size
-        )
+        control_tokens = choose_control_tokens(spec.added_tokens, template=template, used=used, vocab_size=vocab_size)
     length = max_model_len or text_config.get("max_position_embeddings")
     if not isinstance(length, int):
         raise ProfileError(f"{path / 'config.json'} has no max_position_embeddings: pass max_model_len")
@@ -80,9 +78,7 @@ def profile_of_directory(
         eos_token_ids=eos,
         gate=Gate.from_json(_json(path / GATE_FILE)) if (path / GATE_FILE).is_file() else None,
     )
-    return (
-        profile if anchor_token_ids is not None else replace(profile, anchor_token_ids=derive_anchor(profile))
-    )
+    return profile if anchor_token_ids is not None else replace(profile, anchor_token_ids=derive_anchor(profile))
 
 
 def derive_anchor(profile: "ModelProfile") -> tuple[int, ...]:
@@ -154,6 +150,4 @@ def _leading_bos(spec: TokenizerSpec, variables: Mapping[str, str]) -> str:
 def _ids(value: object) -> tuple[int, ...]:
     if isinstance(value, int):
         return (value,)
-    return (
-        tuple(v for v in cast("list[object]", value) if isinstance(v, int)) if isinstance(value, list) else ()
-    )
+    return tuple(v for v in cast("list[object]", value) if isinstance(v, int)) if isinstance(value, list) else ()

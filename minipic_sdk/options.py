@@ -30,9 +30,7 @@ class SamplingOptions(TypedDict, total=False):
     logprobs: int | None  # alternatives per generated token
     skip_special_tokens: bool | None
     include_stop_str_in_output: bool | None
-    structured_outputs: (
-        Mapping[str, Any] | None
-    )  # vLLM: {"json": schema}, {"regex": ...}, {"choice": [...]}, ...
+    structured_outputs: Mapping[str, Any] | None  # vLLM: {"json": schema}, {"regex": ...}, {"choice": [...]}, ...
     response_format: Mapping[str, Any] | None
     priority: int | None
     user: str | None

@@ -57,9 +57,7 @@ class ModelProfile:
         if self.block_size < 2 or len(set(ids)) != 3 or min(ids) < 0:
             raise ProfileError(f"block_size={self.block_size}, control_tokens={tuple(ids)}: not usable")
         if named := [
-            t.content
-            for t in self.tokenizer_spec.added_tokens
-            if t.id in ids and t.content in self.chat_template
+            t.content for t in self.tokenizer_spec.added_tokens if t.id in ids and t.content in self.chat_template
         ]:
             raise ProfileError(f"the chat template uses {named[0]!r}, which can't be a control token then")
 
@@ -203,9 +201,7 @@ class ModelProfile:
         """
         from minipic_sdk.model_files import profile_of_directory
 
-        return profile_of_directory(
-            Path(path), block_size, control_tokens, model, max_model_len, anchor_token_ids
-        )
+        return profile_of_directory(Path(path), block_size, control_tokens, model, max_model_len, anchor_token_ids)
 
     @classmethod
     def from_server(cls, base_url: str | None = None, *, api_key: str | None = None) -> "ModelProfile":

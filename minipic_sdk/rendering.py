@@ -68,8 +68,7 @@ def render_parts(template: ChatTemplate, sources: Sources, *, markup: Markup, sp
     """
     sentinels = _Sentinels()
     shielded = [
-        _shield(_flat(m), spoken if m.get("role") == "assistant" else markup, sentinels)
-        for m in sources.messages
+        _shield(_flat(m), spoken if m.get("role") == "assistant" else markup, sentinels) for m in sources.messages
     ]
     messages = cast("list[dict[str, Any]]", shielded)
     placed = [SpanText("memory", i, d.content) for i, d in enumerate(sources.memory)]
@@ -79,15 +78,12 @@ def render_parts(template: ChatTemplate, sources: Sources, *, markup: Markup, sp
     style = tool_style(template) if sources.tools else None
     tools: list[ToolRef] | None = None
     if style is not None and style.mode == "system":
-        hidden = "".join(
-            sentinels.hide(SpanText("tool", i, t.json + "\n")) for i, t in enumerate(sources.tools)
-        )
+        hidden = "".join(sentinels.hide(SpanText("tool", i, t.json + "\n")) for i, t in enumerate(sources.tools))
         _append_system(messages, TOOLS_BEFORE + hidden + TOOLS_AFTER, refused=style.no_system)
     elif style is not None:
         definitions = [t.definition for t in sources.tools]
         tools = [
-            ToolRef(cast("dict[str, Any]", _shield(d, markup, sentinels)), d, i)
-            for i, d in enumerate(definitions)
+            ToolRef(cast("dict[str, Any]", _shield(d, markup, sentinels)), d, i) for i, d in enumerate(definitions)
         ]
 
     to_json = tool_json(
@@ -99,9 +95,7 @@ def render_parts(template: ChatTemplate, sources: Sources, *, markup: Markup, sp
     parts = sentinels.cut(text)
     for span in placed:
         if parts.count(span) != 1:
-            raise TemplateError(
-                f"the chat template shows {span.source} {span.number} {parts.count(span)} times"
-            )
+            raise TemplateError(f"the chat template shows {span.source} {span.number} {parts.count(span)} times")
     if style is not None and style.separator:
         parts = _join_separators(parts, style.separator, before=style.mode == "before")
     return [p for p in parts if isinstance(p, SpanText) or p]
@@ -169,9 +163,7 @@ def _text_of(part: object) -> str:
         return part
     if isinstance(part, Mapping):
         fields = cast("Mapping[str, Any]", part)
-        if fields.get("type") in ("text", "input_text", "output_text") and isinstance(
-            fields.get("text"), str
-        ):
+        if fields.get("type") in ("text", "input_text", "output_text") and isinstance(fields.get("text"), str):
             return fields["text"]
         raise InputError(f"only text can be composed, got a content part of type {fields.get('type')!r}")
     raise InputError(f"a content part is a mapping, got {type(part).__name__}")

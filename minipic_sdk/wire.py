@@ -77,9 +77,7 @@ class SpansRequest:
         Raises:
             InputError: what is wrong with which field.
         """
-        fields = _object(
-            body, "the body", {"spans", "anchor_token_ids", "cache_salt", "fingerprint", "model"}
-        )
+        fields = _object(body, "the body", {"spans", "anchor_token_ids", "cache_salt", "fingerprint", "model"})
         spans = fields.get("spans")
         if not isinstance(spans, list) or len(cast("list[object]", spans)) > MAX_SPANS:
             raise InputError(f"spans must be a list of at most {MAX_SPANS}")
@@ -154,9 +152,7 @@ def _query(number: int, value: object) -> SpanQuery:
     public = fields.get("public", False)
     if not isinstance(public, bool):
         raise InputError(f"{what}.public must be true or false")
-    return SpanQuery(
-        None if ids is None else _ids(ids, f"{what}.token_ids"), text, _text(fields, "name"), public
-    )
+    return SpanQuery(None if ids is None else _ids(ids, f"{what}.token_ids"), text, _text(fields, "name"), public)
 
 
 def _ids(value: object, what: str) -> list[int]:

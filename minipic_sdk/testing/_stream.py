@@ -47,8 +47,6 @@ def chat_events(
     return _events(whole, choices, usage)
 
 
-def _events(
-    whole: Mapping[str, Any], choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]
-) -> list[str]:
+def _events(whole: Mapping[str, Any], choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> list[str]:
     chunks = [{**whole, "choices": [choice]} for choice in choices]
     return [*map(json.dumps, [*chunks, {**whole, "choices": [], "usage": usage}]), "[DONE]"]

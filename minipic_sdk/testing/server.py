@@ -87,9 +87,7 @@ class FakeServer:
         """Answer the next requests with these statuses, or let these exceptions happen instead of an answer."""
         for failure in failures:
             if isinstance(failure, int):
-                error = {
-                    "error": {"message": f"failure {failure} on demand", "type": "fake", "code": failure}
-                }
+                error = {"error": {"message": f"failure {failure} on demand", "type": "fake", "code": failure}}
                 self._failures.append(httpx.Response(failure, json=error, headers=headers))
             else:
                 self._failures.append(failure)
@@ -140,9 +138,7 @@ class FakeServer:
                 return _spans(self._look_at(body, computes=path == SPANS_PATH))
             if path == STATS_PATH:
                 return httpx.Response(200, json={"resident": len(self._seen)})
-            if path.startswith(REQUESTS_PATH) and (
-                found := self._statuses.get(path.removeprefix(REQUESTS_PATH))
-            ):
+            if path.startswith(REQUESTS_PATH) and (found := self._statuses.get(path.removeprefix(REQUESTS_PATH))):
                 return _spans(found)
         raise _RefusedError(404, "Not Found")
 
@@ -154,9 +150,7 @@ class FakeServer:
         if text is not None and self._kind == "minipic":
             statuses = self._statuses[number] = self._check(ids, text, body.get("cache_salt"))
         visible = [t for t in ids if statuses is None or t not in self.profile.control_tokens]
-        out, generated, reason = self._generate(
-            self.profile.tokenizer.decode(visible), body.get("max_tokens")
-        )
+        out, generated, reason = self._generate(self.profile.tokenizer.decode(visible), body.get("max_tokens"))
         usage = {
             "prompt_tokens": len(ids),
             "completion_tokens": len(generated),
@@ -204,9 +198,7 @@ class FakeServer:
             raise _RefusedError(400, str(error)) from None
         spans = [s for s in layout.segments if s.kind == "span"]
         return [
-            self._status(
-                self._visible(ids, s), meta.anchor, name, None if i in meta.public else salt, computes=True
-            )
+            self._status(self._visible(ids, s), meta.anchor, name, None if i in meta.public else salt, computes=True)
             for i, (s, name) in enumerate(zip(spans, meta.names, strict=True))
         ]
 
@@ -246,9 +238,7 @@ class FakeServer:
                 name, "resident" if held else "absent", None, len(ids), blocks, key, blocks if held else 0
             )
         self._seen.add((key, salt))
-        return SpanStatus(
-            name, "hit" if held else "computed", None if held else "first seen", len(ids), blocks, key
-        )
+        return SpanStatus(name, "hit" if held else "computed", None if held else "first seen", len(ids), blocks, key)
 
     @staticmethod
     def _visible(ids: list[int], segment: Segment) -> list[int]:
