@@ -155,7 +155,16 @@ def install(python: Path, *args: str) -> None:
 
 def run_pip(python: Path, args: list[str] | tuple[str, ...]) -> str | None:
     """``pip install --no-deps ARGS``, showing how far it is. Returns None, or pip's errors in one line."""
-    command = [str(python), "-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--no-input", *args]
+    command = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "--no-input",
+        *args,
+    ]
     with tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
             assert process.stdout is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minipic_cli.models import safetensors
+from minipic_cli.models import weights_file
 from minipic_cli.models.gguf import GGUFError, GGUFFile
 
 _TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
@@ -37,7 +37,8 @@ def convert(gguf: GGUFFile, target: Path, on_tensor: Callable[[], None] = lambda
         GGUFError: the file holds another kind of model.
     """
     meta = gguf.metadata
-    if meta["general.architecture"] != "llama" or meta["tokenizer.ggml.pre"] != "smollm" or "output.weight" in gguf.tensors:
+    kind = (meta.get("general.architecture"), meta.get("tokenizer.ggml.pre"))
+    if kind != ("llama", "smollm") or "output.weight" in gguf.tensors:
         raise GGUFError("only Llama models with tied embeddings and SmolLM's tokenizer can be converted")
     _write_json(target / "config.json", config(meta))
     _write_json(target / "generation_config.json", generation_config(meta))
@@ -54,7 +55,7 @@ def convert(gguf: GGUFFile, target: Path, on_tensor: Callable[[], None] = lambda
 
     # bfloat16, the type the model was released in: its rounding (2^-9) is far below that of the 4-bit weights, a
     # fp32 run and a bf16 run then share one set of weights, and start-up reads 270 MB rather than 540.
-    safetensors.write(target / "model.safetensors", shapes, weights())
+    weights_file.write(target / "model.safetensors", shapes, weights())
 
 
 def hugging_face_name(name: str) -> str:

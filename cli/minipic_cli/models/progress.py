@@ -35,12 +35,17 @@ def _ensure_with_bar() -> Path:
     from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        tasks: dict[str, TaskID] = {}
+    bar = Progress(*columns, console=Console(stderr=True))
+    tasks: dict[str, TaskID] = {}
 
-        def show(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(f"{store.NAME}: {what}", total=total)
-            bar.update(tasks[what], completed=done)
+    def show(what: str, done: int, total: int) -> None:
+        bar.start()  # only now: where nothing is to be done, nothing is drawn
+        if what not in tasks:
+            tasks[what] = bar.add_task(f"{store.NAME}: {what}", total=total)
+        bar.update(tasks[what], completed=done)
 
+    try:
         return store.ensure(show)
+    finally:
+        if tasks:
+            bar.stop()

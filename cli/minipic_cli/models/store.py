@@ -5,6 +5,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -84,6 +85,7 @@ def ensure(progress: Progress = lambda *_: None) -> Path:
     source = find_gguf()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target.parent)
         # In the same folder, so that the final rename is atomic; processes that race each convert their own copy.
         with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=target.parent) as scratch:
             made = Path(scratch) / NAME
@@ -92,8 +94,7 @@ def ensure(progress: Progress = lambda *_: None) -> Path:
             _swap(made, target, Path(scratch) / "old")
     except OSError as error:
         raise ModelError(
-            f"cannot write the converted model to {target.parent}: {error.strerror or error} "
-            "(set MINIPIC_HOME to a directory with 300 MB free)"
+            f"cannot make the default model: {error} (MINIPIC_HOME names a directory with 300 MB free to put it)"
         ) from error
     return target
 
@@ -139,6 +140,13 @@ def _swap(made: Path, target: Path, old: Path) -> None:
         if verify(target, full=False) is not None:
             raise
         shutil.rmtree(made)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed conversion left behind; an hour is far longer than one takes."""
+    for left in folder.glob(f".{NAME}-*"):
+        if left.stat().st_mtime < time.time() - 3600:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _sha256(path: Path, progress: Callable[[int, int], None] = lambda *_: None) -> str:

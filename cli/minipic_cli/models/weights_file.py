@@ -1,4 +1,4 @@
-"""Writes safetensors files in bfloat16, tensor by tensor: numpy has no such type, and the whole need not be in memory."""
+"""Writes safetensors files in bfloat16, which numpy lacks, one tensor at a time."""
 
 import json
 import struct
