@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from minipic_sdk.layout import ControlTokens, Layout, Placement, Segment
 from minipic_sdk.protocol import XARGS_KEY
-from minipic_server.state import SpanState
+from minipic_server.state import SpanState, pass_layout
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -23,9 +23,7 @@ def resident_blocks(hashes: list[bytes], is_cached: Callable[[bytes], bool]) -> 
     return next((i for i, h in enumerate(hashes) if not is_cached(h)), len(hashes))
 
 
-def arrange(
-    request: "Request", state: SpanState, control: ControlTokens, is_cached: Callable[[bytes], bool]
-) -> bool:
+def arrange(request: "Request", state: SpanState, control: ControlTokens, is_cached: Callable[[bytes], bool]) -> bool:
     """Permute the request's segments in place so that a contiguous hit covers every resident span.
 
     Call it before anything of the request is scheduled. Returns whether anything moved.
@@ -44,8 +42,8 @@ def arrange(
             head_at = len(prompt)
         prompt += ids[s.start : s.stop]
         hashes += state.hashes[s.start // size : s.stop // size]
-    spans = [s for s in layout.segments if s.kind == "span"]
-    moved = [spans.index(s) for s in order if s.kind == "span"]
+    ordinal = {s.start: i for i, s in enumerate(s for s in layout.segments if s.kind == "span")}
+    moved = [ordinal[s.start] for s in order if s.kind == "span"]
     meta = replace(
         state.meta,
         placements=tuple(Placement(s.logical, s.hidden) for s in order),
@@ -53,32 +51,41 @@ def arrange(
         names=tuple(state.meta.names[old] for old in moved) if state.meta.names else (),
         head_at=head_at,
     )
-    state.layout = meta.parse(prompt, control=control, block_size=size)
+    state.layout = _moved(layout, order, head_at)
     state.meta, state.hashes = meta, hashes
     _install(request, prompt, hashes, meta.to_json())
+    pass_layout(request.sampling_params, state.layout)
     return True
+
+
+def _moved(layout: Layout, order: list[Segment], head_at: int) -> Layout:
+    """The same segments at their new physical places: what parsing the new prompt would give."""
+    segments: list[Segment] = []
+    at = 0
+    for s in order:
+        by = at - s.start
+        span = s.start + by, s.stop + by, s.visible_start + by, s.visible_stop + by
+        segments.append(Segment(s.kind, *span, s.logical, s.hidden))
+        at += s.stop - s.start
+    return Layout(tuple(segments), layout.block_size, layout.anchor, head_at, layout.num_tokens)
 
 
 def _order(layout: Layout, hashes: list[bytes], is_cached: Callable[[bytes], bool]) -> list[Segment]:
     size, segments = layout.block_size, layout.segments
-    tail = segments[-1]
-    resident: list[Segment] = []
-    missing: list[tuple[int, Segment]] = []
-    for s in segments:
-        # A last span without padding isn't block-aligned: it must stay last.
-        if s.kind != "span" or (s is tail and s.stop % size):
-            continue
-        mine = hashes[s.start // size : s.stop // size]
-        have = resident_blocks(mine, is_cached)
-        if have == len(mine):
-            resident.append(s)
-        else:
-            missing.append((have, s))
-    missing.sort(key=lambda pair: -pair[0])
+    spans = [s for s in segments if s.kind == "span"]
     head = [s for s in segments if s.kind == "head"]
     dependent = sorted((s for s in segments if s.kind == "dependent"), key=lambda s: s.logical)
-    order = [*resident, *head, *(s for _, s in missing), *dependent]
-    return order if len(order) == len(segments) else [*order, tail]
+    have = {s: resident_blocks(hashes[s.start // size : s.stop // size], is_cached) for s in spans}
+    resident = [s for s in spans if have[s] == (s.stop - s.start) // size]
+    missing = sorted((s for s in spans if have[s] < (s.stop - s.start) // size), key=lambda s: -have[s])
+    tail = segments[-1]
+    if tail.kind != "span":
+        return [*resident, *head, *missing, *dependent]
+    if tail.stop % size or dependent or not missing:
+        # It isn't block-aligned, or has what it needs before it, or a prompt must not end in its padded head.
+        spans = [s for s in (*resident, *head, *missing, *dependent) if s is not tail]
+        return [*spans, tail]
+    return [*resident, *head, *missing]
 
 
 def _install(request: "Request", prompt: list[int], hashes: list[bytes], meta: str) -> None:

@@ -9,15 +9,19 @@ vLLM's code paths unchanged; a span request differs in three moments:
   batching, and shared at once: vLLM puts blocks into its hash map when they are scheduled,
 * while another request is in the middle of computing a span that it needs, it waits for that span, for a bounded
   number of steps, so nothing can starve.
+
+Nothing here holds blocks for a request that isn't running, so nothing can deadlock: a request that gets no blocks is
+arranged anew at its next try.
 """
 
+from collections import Counter
 from typing import Any
 
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from minipic_server.arrange import arrange, resident_blocks
 from minipic_server.config import SpanConfig
@@ -27,8 +31,13 @@ from minipic_server.residency import Residency
 from minipic_server.state import SpanState, known_state
 from minipic_server.status import KEY_DIGITS, SpanHistory
 
+REARRANGED = "minipic_rearranged"  # on the scheduler's output: metadata of resumed requests, for model runner V1
+# A span computed although it was resident or in flight: by mistake (issue 4 wants 0 of those); because its request had
+# waited long enough or reads no cache; as vLLM does with the last block of a prompt; because one prompt holds it twice.
+RECOMPUTED = ("computed_twice", "in_place", "last_block_again", "repeated_in_prompt")
 MAX_WAIT_STEPS = 256  # then it computes the span itself
 HIT_SHARE_STEPS = 10
+COUNTS = ("queries", "hits", "query_tokens", "hit_tokens", "arranged", "waited", *RECOMPUTED)
 REQUESTS_REMEMBERED = 4096  # statuses kept for clients that stream and ask afterwards
 
 
@@ -46,27 +55,29 @@ class _SpanScheduling(Scheduler):
         self.residency = Residency(self.kv_cache_manager.block_pool)
         self.history = SpanHistory()
         self.span_log: dict[str, list[dict[str, object]]] = {}
-        names = ("queries", "hits", "query_tokens", "hit_tokens", "arranged", "waited", "computed_twice")
-        self.span_counts = dict.fromkeys(names, 0)
+        self.span_counts = dict.fromkeys(COUNTS, 0)
         self.hit_shares = [0] * (HIT_SHARE_STEPS + 1)  # requests by the share of their spans that were hits
-        self._filling: dict[str, list[tuple[int, bytes]]] = {}  # request -> (its end, key) of spans it computes
+        self._filling: dict[bytes, Request] = {}  # key of a span -> who is in the middle of computing it
+        self._wanted: Counter[bytes] = Counter()  # keys of the spans of all unfinished requests
+        self._asked: tuple[Request, SpanState, list[str]] | None = None  # looked up last, see _admitted
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
         state = known_state(request)
         if state is not None:
-            state.statuses = self.history.describe(request, state, self.residency.has, self._in_flight)
+            state.statuses = self.history.describe(request, state, self.residency.has, self._wanted.__contains__)
+            self._wanted.update(state.keys)
             self._count(state)
             self._log(request.request_id, state)
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         if not super()._handle_blocked_waiting_request(request):
             return False
+        self._admitted()
         state = known_state(request)
         if state is None or not self._filling or state.waited >= MAX_WAIT_STEPS:
             return True
-        mine = (hashes[-1] for _, hashes in state.span_hashes() if hashes)
-        if any(self._in_flight(key) for key in mine):
+        if any(self._in_flight(key) for key in state.keys):
             state.waited += 1
             self.span_counts["waited"] += 1
             return False
@@ -74,47 +85,85 @@ class _SpanScheduling(Scheduler):
 
     def _get_local_prefix_cache_hit(self, request: Request) -> Any:
         state = known_state(request)
-        # Model runner V1 keeps the prompt of a preempted request, so there the arrangement stays as it is.
-        if state is not None and (self.use_v2_model_runner or not request.num_preemptions):
-            moved = arrange(request, state, self.span_config.control, self.residency.has)
-            self.span_counts["arranged"] += moved
-        return super()._get_local_prefix_cache_hit(request)
+        if state is None:
+            return super()._get_local_prefix_cache_hit(request)
+        # Without a look-up nothing is hit, and a span can't be computed before the anchor it sees.
+        reads = self.kv_cache_manager.prefix_cache_lookup_enabled(request)
+        if reads:
+            self.span_counts["arranged"] += arrange(request, state, self.span_config.control, self.residency.has)
+        hit = super()._get_local_prefix_cache_hit(request)
+        self._asked = (request, state, self._recomputed(state, hit[1], reads))
+        return hit
+
+    def _recomputed(self, state: SpanState, hit: int, reads: bool) -> list[str]:
+        """What would be computed although it is there or on its way, if this request were scheduled now."""
+        names: list[str] = []
+        mine: set[bytes] = set()
+        size = state.layout.block_size
+        for segment, hashes in state.span_hashes():
+            if not hashes or segment.start + len(hashes) * size <= hit:
+                continue
+            key = hashes[-1]
+            if key in mine:
+                names.append("repeated_in_prompt")
+            elif self.residency.has(key) or self._in_flight(key):
+                last_only = segment.start // size + len(hashes) - 1 <= hit // size
+                forced = not reads or state.waited >= MAX_WAIT_STEPS or segment is state.layout.segments[-1]
+                names.append("last_block_again" if last_only else "in_place" if forced else "computed_twice")
+            mine.add(key)
+        return names
+
+    def _admitted(self) -> None:
+        """Note what the request that was looked up last leaves unfinished, if it was scheduled after that."""
+        if self._asked is None:
+            return
+        (request, state, recomputed), self._asked = self._asked, None
+        if request.status != RequestStatus.RUNNING:
+            return
+        for name in recomputed:
+            self.span_counts[name] += 1
+        if request in self._inflight_prefills:
+            for key in state.keys:
+                if not self.residency.has(key) and not self._in_flight(key):
+                    self._filling[key] = request
+
+    def _in_flight(self, key: bytes) -> bool:
+        """Whether a running request is in the middle of computing this span; blocks count from being scheduled."""
+        owner = self._filling.get(key)
+        if owner is None:
+            return False
+        if owner.status == RequestStatus.RUNNING and not self.residency.has(key):
+            return True
+        del self._filling[key]
+        return False
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         output = super().schedule(*args, **kwargs)
-        for request_id in output.num_scheduled_tokens:
-            request = self.requests[request_id]
-            state = known_state(request)
-            if state is not None:
-                self._track(request, state)
+        self._admitted()
+        for key in list(self._filling):
+            self._in_flight(key)  # forgets what is done
+        if not self.use_v2_model_runner and output.scheduled_cached_reqs.resumed_req_ids:
+            resumed = ((i, known_state(self.requests[i])) for i in output.scheduled_cached_reqs.resumed_req_ids)
+            setattr(output, REARRANGED, {i: state.meta.to_json() for i, state in resumed if state is not None})
         return output
 
-    def _track(self, request: Request, state: SpanState) -> None:
-        """Note the spans that this request has begun but not finished to compute."""
-        done = request.num_computed_tokens
-        if request.request_id in self._filling:
-            left = [(stop, key) for stop, key in self._filling[request.request_id] if stop > done]
-        else:
-            left = [(s.stop, hashes[-1]) for s, hashes in state.span_hashes() if hashes and s.stop > done]
-            self.span_counts["computed_twice"] += sum(self._in_flight(key) for _, key in left)
-        if left:
-            self._filling[request.request_id] = left
-        else:
-            self._filling.pop(request.request_id, None)
-
-    def _in_flight(self, key: bytes) -> bool:
-        return any(key == other for spans in self._filling.values() for _, other in spans)
-
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        self._filling.pop(request.request_id, None)
+        if known_state(request) is not None:
+            # Priority preemption can take back a chunk scheduled in this very step, whose blocks are published
+            # already and will never be written; blocks from earlier steps are below num_computed_tokens.
+            blocks = self.kv_cache_manager.get_block_ids(request.request_id)[0]
+            self.kv_cache_manager.evict_blocks(set(blocks[request.num_computed_tokens // self.block_size :]))
         super()._preempt_request(request, *args, **kwargs)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        self._filling.pop(request.request_id, None)
         kv_transfer, ec_transfer = super()._free_request(request, *args, **kwargs)
         state = known_state(request)
         if state is not None:
             kv_transfer = {**(kv_transfer or {}), "minipic": {"spans": state.statuses}}
+            for key in state.keys:
+                self._wanted[key] -= 1
+                if not self._wanted[key]:
+                    del self._wanted[key]
         return kv_transfer, ec_transfer
 
     def _count(self, state: SpanState) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _ATTRIBUTE = "_minipic_state"
+_LAYOUT = "_minipic_layout"  # on the sampling parameters, for a worker in the same process
 
 
 @dataclass(slots=True)
@@ -23,13 +24,19 @@ class SpanState:
     hashes: list[bytes] = field(default_factory=list[bytes])  # of the prompt's full blocks, in physical order
     statuses: list[dict[str, object]] = field(default_factory=list[dict[str, object]])  # one per span, see status.py
     waited: int = 0  # steps it was held back for a span that another request is computing
+    _keys: tuple[bytes, ...] | None = None  # the same in every arrangement
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        """Content keys of its spans: the hash of each one's last block."""
+        if self._keys is None:
+            self._keys = tuple(hashes[-1] for _, hashes in self.span_hashes() if hashes)
+        return self._keys
 
     def span_hashes(self) -> list[tuple[Segment, list[bytes]]]:
         """Every span segment with the hashes of its blocks, in physical order."""
         size = self.layout.block_size
-        return [
-            (s, self.hashes[s.start // size : s.stop // size]) for s in self.layout.segments if s.kind == "span"
-        ]
+        return [(s, self.hashes[s.start // size : s.stop // size]) for s in self.layout.segments if s.kind == "span"]
 
 
 def opted_in(params: "SamplingParams | None") -> str | None:
@@ -49,8 +56,20 @@ def span_state(request: "Request", config: SpanConfig) -> SpanState | None:
             layout = meta.parse(request.prompt_token_ids, control=config.control, block_size=config.block_size)
             # Without control tokens the prompt is plain: stock hashing and attention serve it.
             state = SpanState(meta, layout) if layout.has_control else None
+            pass_layout(request.sampling_params, layout)
         setattr(request, _ATTRIBUTE, state)
     return state
+
+
+def pass_layout(params: "SamplingParams | None", layout: Layout) -> None:
+    """Spare a worker in this process the parsing: milliseconds for a prompt of a thousand spans."""
+    setattr(params, _LAYOUT, (opted_in(params), layout))
+
+
+def passed_layout(params: "SamplingParams | None") -> Layout | None:
+    """What ``pass_layout`` left for these very metadata."""
+    text, layout = getattr(params, _LAYOUT, (None, None))
+    return layout if text is not None and text is opted_in(params) else None
 
 
 def known_state(request: "Request") -> SpanState | None:

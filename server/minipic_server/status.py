@@ -34,10 +34,18 @@ class SpanHistory:
         request: "Request",
         state: SpanState,
         is_cached: Callable[[bytes], bool],
-        in_flight: Callable[[bytes], bool],
+        awaited: Callable[[bytes], bool],
     ) -> list[dict[str, object]]:
-        """One status per span in physical order: name, key, status, reason, tokens, blocks; then remembers them."""
+        """One status per span in physical order: name, key, status, reason, tokens, blocks; then remembers them.
+
+        Args:
+            request: as it arrived.
+            state: the request's, before it is arranged.
+            is_cached: whether a block is resident.
+            awaited: whether an unfinished request before this one has the span too, and so computes it.
+        """
         out: list[dict[str, object]] = []
+        seen: list[tuple[str | None, str | None, bytes]] = []
         for ordinal, (segment, hashes) in enumerate(state.span_hashes()):
             public = ordinal in state.meta.public
             scope = None if public else request.cache_salt
@@ -45,7 +53,7 @@ class SpanHistory:
             key = hashes[-1] if hashes else b""
             have = resident_blocks(hashes, is_cached)
             hit = bool(hashes) and have == len(hashes)
-            reason = None if hit else self._reason(scope, name, key, have, in_flight)
+            reason = None if hit else self._reason(scope, name, key, have, awaited)
             out.append(
                 {
                     "name": name,
@@ -56,15 +64,15 @@ class SpanHistory:
                     "blocks": len(hashes),
                 }
             )
-            self._remember(scope, name if state.meta.names else None, key)
+            seen.append((scope, name if state.meta.names else None, key))
+        for entry in seen:  # only now: a span that stands twice in a new prompt is first seen, not evicted
+            self._remember(*entry)
         return out
 
-    def _reason(
-        self, scope: str | None, name: str, key: bytes, have: int, in_flight: Callable[[bytes], bool]
-    ) -> str:
+    def _reason(self, scope: str | None, name: str, key: bytes, have: int, awaited: Callable[[bytes], bool]) -> str:
         if not key:
             return "shorter than a block"
-        if in_flight(key):
+        if awaited(key):
             return "prefetch still running"
         if (scope, key) in self._keys:
             return "partly evicted" if have else "evicted"

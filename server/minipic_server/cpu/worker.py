@@ -1,5 +1,6 @@
 """The CPU worker (model runner V1): hands attention its step plan and the model its canonical positions."""
 
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -7,11 +8,12 @@ import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from minipic_sdk.protocol import RequestMeta
+from minipic_sdk.protocol import XARGS_KEY, RequestMeta
 from minipic_server.config import SpanConfig
 from minipic_server.cpu.backend import SpanCPUAttention, SpanCPUMetadataBuilder
 from minipic_server.plan import RequestPlan, StepPlan
 from minipic_server.refusals import check_config, check_model
+from minipic_server.scheduler import REARRANGED
 from minipic_server.state import opted_in
 
 if TYPE_CHECKING:
@@ -22,6 +24,19 @@ _PLAN = "minipic_plan"
 
 class SpanCPUModelRunner(CPUModelRunner):
     """Plans every step that has a span request in its batch; adds no state to its base class."""
+
+    def _update_states(self, scheduler_output: Any) -> Any:
+        # Model runner V1 keeps the prompt that a preempted request began with; ours may have been arranged anew.
+        for request_id, meta in getattr(scheduler_output, REARRANGED, {}).items():
+            request = self.requests[request_id]
+            tokens = scheduler_output.scheduled_cached_reqs.all_token_ids[request_id]
+            request.prompt_token_ids = tokens[: request.num_prompt_tokens]
+            params = copy(request.sampling_params)
+            assert params is not None
+            params.extra_args = {**(params.extra_args or {}), XARGS_KEY: meta}
+            request.sampling_params = params
+            setattr(request, _PLAN, False)
+        return super()._update_states(scheduler_output)
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         result = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
