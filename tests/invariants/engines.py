@@ -125,6 +125,13 @@ class Engine:
         for cache in self.caches():
             cache.fill_(float("nan"))
 
+    def block_hashes(self, document: tuple[int, ...]) -> list[bytes]:
+        """Hashes of the span's blocks in the prompt that was scheduled last."""
+        ids, size = self.seen.prompt_token_ids, self.scheduler.block_size
+        wanted = [CONTROL.ssep, *document]
+        first = next(i for i in range(0, len(ids), size) if ids[i : i + len(wanted)] == wanted)
+        return self.seen.block_hashes[first // size : (first + len(wanted) - 1) // size + 1]
+
     def caches(self) -> Sequence[Any]:
         """Each layer's paged cache: [blocks, kv heads, block size, 2 * head]."""
         return self.core.model_executor.driver_worker.worker.model_runner.kv_caches
@@ -141,7 +148,7 @@ class Engine:
             output = schedule(*args, **kwargs)
             kinds = set()
             for request_id in output.num_scheduled_tokens:
-                request = scheduler.requests[request_id]
+                request = self.seen = scheduler.requests[request_id]
                 spans = bool((request.sampling_params.extra_args or {}).get("minipic"))
                 kinds.add(spans)
                 self.met["chunk ends inside a span"] += spans and _ends_inside_a_span(request, size)

@@ -1,6 +1,6 @@
 """Stock vLLM in a process of its own, answering requests as JSON lines; it proves first that no plugin is active.
 
-Run as ``python stock_worker.py READ_FD WRITE_FD``, with one line of engine arguments first. Imports nothing of ours.
+Run as ``python stock_worker.py READ_FD WRITE_FD``, with one line of engine arguments first. Imports nothing else of ours.
 """
 
 import importlib
@@ -24,14 +24,13 @@ def prove_stock(llm) -> dict:
         owner = getattr(importlib.import_module(module), cls)
         pieces += [f for f in vars(owner).values() if callable(f)]
     foreign = sorted(f"{p.__module__}.{p.__qualname__}" for p in pieces if "minipic" in p.__module__)
-    return {"minipic": os.environ.get("MINIPIC"), "foreign": foreign, "layers": len(attention)}
+    return {"minipic": os.environ.get("MINIPIC"), "foreign": foreign, "attention": len(attention)}
 
 
 def main() -> None:
     source, sink = os.fdopen(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "w")
     options = json.loads(source.readline())
-    if options.pop("register", False):  # as vLLM does when the package is installed
-        importlib.import_module("minipic_server.plugin").register()
+    importlib.import_module("minipic_server.plugin").register()  # as vLLM does when the package is installed
     from vllm import LLM, SamplingParams
 
     llm = LLM(**options)

@@ -63,7 +63,23 @@ def make_checkpoint(directory: Path, family: str, seed: int = 0, **overrides: An
             _fill(name, weight)
     model.generation_config.eos_token_id = None
     model.save_pretrained(path)
+    _write_tokenizer(path)
     return path
+
+
+def _write_tokenizer(path: Path) -> None:
+    """Bytes as tokens (ids from 2), fillers, and control tokens last: enough for text, stop strings and grammars."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    names = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    names += [f"<f{i}>" for i in range(len(names), VOCAB - 3)] + ["<|ssep|>", "<|pdep|>", "<|pad|>"]
+    tokenizer = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in (*names[:2], *names[-3:])])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast.save_pretrained(path)
 
 
 def _fill(name: str, weight: torch.Tensor) -> None:
