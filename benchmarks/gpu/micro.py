@@ -27,6 +27,7 @@ from minipic_server.gpu.runs import RowRuns
 from minipic_server.gpu.scratch import WAVES, AttentionShape
 from minipic_server.gpu.tables import AttendTables, GatherTables, balanced_chunks
 from minipic_server.kernels.attend import attend
+from minipic_server.kernels.attend.kernel import Settings, settings
 from minipic_server.kernels.gather import gather
 from minipic_server.rope import TurnTable
 
@@ -47,7 +48,7 @@ DECODES = {
     "decode 1x128k": (1, 1, 1280, 100),
 }
 QUESTIONS = {
-    f"question {q} x {docs // 10}k": (1, q, docs, 100) for docs in (80, 320, 1280) for q in (16, 32, 64, 128, 256)
+    f"question {q} x {docs // 10}k": (1, q, docs, 100) for docs in (80, 320, 1280) for q in (8, 16, 32, 64, 256)
 }
 MANY = {"questions 30 x 32 x 1k": (30, 32, 10, 100)}
 
@@ -90,12 +91,13 @@ class Problem:
         """Reading every key and value once, at the copy rate."""
         return self.keys * SHAPE.key_bytes / COPY_RATE * 1e3
 
-    def attends(self, *, block_q=None, waves=None, block_n=64, **settings):
+    def attends(self, *, block_q=None, waves=None, compiled=None):
         """Closures, one per layer, that run ``attend``."""
         block_q = block_q or SHAPE.block_q(self.queries)
+        compiled = compiled or settings(SHAPE.matrix_rows(block_q), HEAD, SHAPE.dtype)
         programs = PROCESSORS * (waves or WAVES[min(128, SHAPE.matrix_rows(block_q))])
         chunk = balanced_chunks(self.rows, block_q=block_q, kv_heads=KV_HEADS, programs=programs)
-        t = AttendTables.of(self.rows, block_q=block_q, chunk=chunk, zero=np.zeros(0, dtype=np.int64), tile=block_n)
+        t = AttendTables.of(self.rows, block_q=block_q, chunk=chunk, tile=compiled.keys, zero=np.zeros(0, dtype=np.int64))
         tasks, pieces, merges = (torch.from_numpy(a).to(DEVICE) for a in (t.tasks, t.pieces, t.merges))
         partial = torch.empty(max(4, t.slots) * HEADS * block_q * (HEAD + 1), device=DEVICE)
         return [
@@ -110,9 +112,8 @@ class Problem:
                 partial,
                 scale=HEAD**-0.5,
                 block_q=block_q,
-                block_n=block_n,
+                compiled=compiled,
                 out=self.out,
-                **settings,
             )
             for c in self.cache
         ]
@@ -183,20 +184,20 @@ def flash(p):
 
 def sweep_settings(block_m):
     """Combinations worth compiling for tiles of this many matrix rows."""
-    ns, warps = ((32, 64, 128), (1, 2, 4)) if block_m <= 32 else ((64, 128), (4, 8))
-    for n, w, s in itertools.product(ns, warps, (1, 2, 3, 4)):
-        if n * HEAD * 4 * max(s - 1, 1) <= 140_000 and n // w <= 64:
-            yield {"block_n": n, "warps": w, "stages": s}
+    ns, warps, stages = ((32, 64), (1, 2), (2, 3, 4, 5, 6)) if block_m <= 32 else ((32, 64), (2, 4), (2, 3, 4))
+    for n, w, s in itertools.product(ns, warps, stages):
+        if n * HEAD * 4 * max(s - 1, 1) <= 140_000:
+            yield Settings(n, w, s)
 
 
 def compile_share(share, of):
     """Compile every of-th setting into Triton's cache, in a process of its own."""
-    for name in ("decode 1x1k", "question 16 x 8k", "question 32 x 8k"):
+    for name in ("decode 1x1k", "question 8 x 8k", "question 16 x 8k"):
         p = Problem(*{**DECODES, **QUESTIONS}[name])
         for i, s in enumerate(sweep_settings(SHAPE.matrix_rows(SHAPE.block_q(p.queries)))):
             if i % of == share:
                 try:
-                    p.attends(**s)[0]()
+                    p.attends(compiled=s)[0]()
                 except Exception as error:
                     print(name, s, repr(error)[:100], file=sys.stderr)
 
@@ -222,13 +223,13 @@ def main():
     if a.sweep and not a.dry:
         workers = [subprocess.Popen([sys.executable, __file__, "--share", str(i)]) for i in range(8)]
         [w.wait() for w in workers]
-        for name in ("decode 64x1k", "decode 256x1k", "decode 64x4k", "question 16 x 32k", "question 32 x 128k"):
+        for name in ("decode 64x1k", "decode 256x1k", "decode 64x4k", "decode 8x8k, long documents", "question 8 x 32k", "question 16 x 32k"):
             p = Problem(*shapes[name])
             tried = []
             for s in sweep_settings(SHAPE.matrix_rows(SHAPE.block_q(p.queries))):
-                for waves in (2, 4, 8) if p.queries == 1 else (1, 2):
+                for waves in (4, 8, 16) if p.queries == 1 else (2, 4):
                     try:
-                        tried.append((time_ms(p.attends(waves=waves, **s))[0], {**s, "waves": waves}))
+                        tried.append((time_ms(p.attends(waves=waves, compiled=s))[0], {**s._asdict(), "waves": waves}))
                     except Exception as error:
                         print(name, s, repr(error)[:100], file=sys.stderr)
             tried.sort(key=lambda t: t[0])

@@ -7,6 +7,7 @@ from kernel_problems import make_problem
 
 from minipic_server.gpu.tables import AttendTables
 from minipic_server.kernels.attend import attend, attend_naive
+from minipic_server.kernels.attend.kernel import Settings
 
 RAG = [("head", 21), ("span", 40), ("span", 15), ("dependent", 9)]
 DEEP = [("head", 5), ("span", 70), ("dependent", 33), ("span", 3), ("dependent", 12)]
@@ -35,7 +36,7 @@ CASES = {
 def run(problem, *, block_q, chunk, zero=(), tile=64):
     zero = np.array(zero, dtype=np.int64)
     chunks = np.full(len(problem.compiled), chunk)
-    tables = AttendTables.of(problem.compiled, block_q=block_q, chunk=chunks, zero=zero, tile=tile)
+    tables = AttendTables.of(problem.compiled, block_q=block_q, chunk=chunks, tile=tile, zero=zero)
     heads, head = problem.query.shape[1:]
     device = problem.query.device
     out = torch.full_like(problem.query, float("nan"))
@@ -51,7 +52,7 @@ def run(problem, *, block_q, chunk, zero=(), tile=64):
         scale=head**-0.5,
         block_q=block_q,
         out=out,
-        block_n=tile,
+        compiled=Settings(tile, 4, 1 if problem.query.dtype == torch.float32 else 2),
     )
     return out
 
@@ -82,7 +83,7 @@ def test_tokens_to_zero_are_zero_and_the_others_stay(device):
 
 def test_table_rows_without_queries_are_skipped(device):
     problem = make_problem([(RAG, 137, 1)], device=device)
-    tables = AttendTables.of(problem.compiled, block_q=1, chunk=np.array([64]), zero=np.empty(0, dtype=np.int64))
+    tables = AttendTables.of(problem.compiled, block_q=1, chunk=np.array([64]), tile=32, zero=np.empty(0, dtype=np.int64))
     pad = lambda t, n: torch.from_numpy(np.concatenate([t, np.zeros((n, t.shape[1]), dtype=np.int32)])).to(device)
     outs = []
     for n in (0, 5):

@@ -75,7 +75,7 @@ def test_pieces_cover_every_key_once_in_order(chunk):
 
 def test_tasks_have_slots_only_where_a_tile_is_split():
     rows, _ = rows_of((PARTS, 0, 180), (PARTS, 178, 1))
-    tables = AttendTables.of(rows, block_q=8, chunk=np.full(len(rows), 64), zero=np.array([3, 5]))
+    tables = AttendTables.of(rows, block_q=8, chunk=np.full(len(rows), 64), tile=64, zero=np.array([3, 5]))
     slots = tables.tasks[:, 6]
     assert sorted(slots[slots >= 0]) == list(range(tables.slots))
     split = tables.merges[tables.merges[:, 3] > 0]
@@ -125,5 +125,5 @@ def test_there_are_never_more_tasks_than_graphs_have_room_for(lengths):
     context = np.array([[0, 1, 5]], dtype=np.int32)
     rows = [row._replace(context=context * [[1, n, 1]], context_keys=n) for n in lengths]
     chunks = balanced_chunks(rows, block_q=1, kv_heads=2, programs=64)
-    tables = AttendTables.of(rows, block_q=1, chunk=chunks, zero=np.empty(0, dtype=np.int64))
+    tables = AttendTables.of(rows, block_q=1, chunk=chunks, tile=64, zero=np.empty(0, dtype=np.int64))
     assert len(tables.tasks) <= len(rows) + 32

@@ -27,10 +27,9 @@ from minipic_server.gpu.runs import RequestRuns, RowRuns
 from minipic_server.gpu.scratch import SHARE, AttentionShape, GraphTables, Scratch
 from minipic_server.gpu.step import DeviceStep, ShortRows, plan_contiguous, plan_step
 from minipic_server.gpu.tables import AttendTables, balanced_chunks
-from minipic_server.kernels.attend.kernel import BLOCK_N
 from minipic_server.plan import RequestPlan
 from minipic_server.refusals import UnsupportedError
-from minipic_server.state import opted_in
+from minipic_server.state import opted_in, passed_layout
 
 
 class SpanModelState(DefaultModelState):
@@ -83,9 +82,11 @@ class SpanModelState(DefaultModelState):
         text = opted_in(new_req_data.sampling_params)
         if text is None or self.config is None or new_req_data.prompt_token_ids is None:
             return
-        layout = RequestMeta.from_json(text).parse(
-            new_req_data.prompt_token_ids, control=self.config.control, block_size=self.config.block_size
-        )
+        layout = passed_layout(new_req_data.sampling_params)
+        if layout is None:
+            layout = RequestMeta.from_json(text).parse(
+                new_req_data.prompt_token_ids, control=self.config.control, block_size=self.config.block_size
+            )
         if layout.has_control:
             self.spans[req_index] = RequestRuns.compile(RequestPlan.from_layout(layout))
             self._index[new_req_data.req_id] = req_index
@@ -118,7 +119,8 @@ class SpanModelState(DefaultModelState):
     def fits_graph(self) -> bool:
         """Whether the selected batch, if all of it decodes, fits the tables that captured graphs read."""
         batch = self._selected or []
-        pieces = sum(r.pieces(BLOCK_N, n) for r, n in zip(batch, self._done, strict=False) if r is not None)
+        keys = self.shape.piece_keys(1)
+        pieces = sum(r.pieces(keys, n) for r, n in zip(batch, self._done, strict=False) if r is not None)
         return self.tables.fits(len(batch), pieces)
 
     @contextmanager
@@ -231,7 +233,7 @@ class SpanModelState(DefaultModelState):
         if rows:
             programs = self.scratch.programs(self.shape.matrix_rows(1))
             chunk = balanced_chunks(rows, block_q=1, kv_heads=self.shape.kv_heads, programs=programs)
-            tasks, pieces, merges, _ = AttendTables.of(rows, block_q=1, chunk=chunk, zero=zero)
+            tasks, pieces, merges, _ = AttendTables.of(rows, block_q=1, chunk=chunk, tile=self.shape.piece_keys(1), zero=zero)
         elif len(zero):
             merges = np.zeros((len(zero), 4), dtype=np.int32)
             merges[:, 0], merges[:, 1] = zero, 1

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from minipic_server.kernels.attend.kernel import MERGE_FIELDS, PIECE_FIELDS, TASK_FIELDS
+from minipic_server.kernels.attend.kernel import MERGE_FIELDS, PIECE_FIELDS, TASK_FIELDS, settings
 
 SHARE = 0.015  # of what is left for the KV cache; the contract is 2 % with the tables
 FEWEST_KEYS = 4096
-GRAPH_PIECES = 1 << 17  # of a decode batch under a CUDA graph: 2 MiB, 8M keys; beyond, attention runs eagerly
+GRAPH_PIECES = 1 << 17  # of a decode batch under a CUDA graph: 2 MiB, 4M keys; beyond, attention runs eagerly
 WAVES = {16: 4, 32: 4, 64: 2, 128: 1}  # programs that one multiprocessor runs at once, by matrix rows of a tile
 
 
@@ -33,14 +33,19 @@ class AttentionShape:
         return 2 * self.kv_heads * self.head * self.dtype.itemsize
 
     def block_q(self, query_len: int) -> int:
-        """Queries of an ``attend`` tile for rows of this length: 1, or up to 64 or 128 matrix rows."""
+        """Queries of an ``attend`` tile for rows of this length: 1, or what fills 32, 64 or 128 matrix rows."""
         if query_len == 1:
             return 1
-        return max(1, (64 if query_len * self.groups <= 64 else 128) // self.groups)
+        rows = next((n for n in (32, 64) if query_len * self.groups <= n), 128)
+        return max(1, rows // self.groups)
 
     def matrix_rows(self, block_q: int) -> int:
         """Matrix rows of a tile, as the kernel pads them."""
         return max(16, 1 << (block_q * self.groups - 1).bit_length())
+
+    def piece_keys(self, block_q: int) -> int:
+        """Keys of an ``attend`` piece at most."""
+        return settings(self.matrix_rows(block_q), self.head, self.dtype).keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class Scratch:
             queries: tokens of the longest step.
         """
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-        tile = max(shape.block_q(n) * shape.groups * WAVES[shape.matrix_rows(shape.block_q(n))] for n in (1, 2, 999))
+        tile = max(shape.block_q(n) * shape.groups * WAVES[shape.matrix_rows(shape.block_q(n))] for n in (1, 2, 17, 33, 999))
         partial = 2 * processors * tile * (shape.head + 1)
         per_query = shape.heads * shape.head * shape.dtype.itemsize
         queries = max(1, min(queries, (budget - 4 * partial) // 4 // per_query))

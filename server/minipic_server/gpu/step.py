@@ -93,7 +93,8 @@ def plan_step(
     for block_q, mine in sorted(by_tile.items()):
         programs = scratch.programs(shape.matrix_rows(block_q))
         chunk = balanced_chunks(mine, block_q=block_q, kv_heads=shape.kv_heads, programs=programs)
-        shorts.append((block_q, AttendTables.of(mine, block_q=block_q, chunk=chunk, zero=zero)))
+        tile = shape.piece_keys(block_q)
+        shorts.append((block_q, AttendTables.of(mine, block_q=block_q, chunk=chunk, tile=tile, zero=zero)))
         zero = nothing
         arrays += shorts[-1][1][:3]
     if len(zero):  # a step of padding only

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minipic_server.gpu.runs import RowRuns
-from minipic_server.kernels.attend.kernel import ALL_VISIBLE, BLOCK_N, MERGE_FIELDS, TASK_FIELDS
+from minipic_server.kernels.attend.kernel import ALL_VISIBLE, MERGE_FIELDS, TASK_FIELDS
 from minipic_server.kernels.gather.kernel import MOVE_FIELDS, TILE
 
 MIN_CHUNK = 256  # keys of a task: less isn't worth a merge
@@ -88,7 +88,7 @@ class AttendTables(NamedTuple):
 
     @classmethod
     def of(
-        cls, rows: Sequence[RowRuns], *, block_q: int, chunk: np.ndarray, zero: np.ndarray, tile: int = BLOCK_N
+        cls, rows: Sequence[RowRuns], *, block_q: int, chunk: np.ndarray, tile: int, zero: np.ndarray
     ) -> "AttendTables":
         """Tables for rows whose tiles hold ``block_q`` queries.
 
@@ -96,8 +96,8 @@ class AttendTables(NamedTuple):
             rows: at least one.
             block_q: queries of a tile.
             chunk: keys of a task, for each row. [rows]
-            zero: tokens whose output is zero. [n]
             tile: keys of a piece at most.
+            zero: tokens whose output is zero. [n]
         """
         flat = FlatRuns.of(rows)
         pieces, source, number = flat.cut(chunk, tile)

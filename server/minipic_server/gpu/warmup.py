@@ -14,15 +14,14 @@ from minipic_server.rope import TURN_ATTRIBUTE
 
 logger = init_logger(__name__)
 
-QUERY_LENGTHS = (1, 2, 17, 33, 200)  # one row of each class of tile, and a gathered one
-
 
 def warm_up(runner: Any) -> None:
     """Run one layer's attention over block 0 for each kind of row; results are thrown away."""
     state = runner.model_state
     layer = next(m for m in runner.model.modules() if hasattr(m, TURN_ATTRIBUTE))
     shape = state.shape
-    lengths = [n for n in QUERY_LENGTHS if n <= state.max_num_tokens]
+    # A row of each class of tile, and a gathered one.
+    lengths = sorted({1, 2, max(1, 32 // shape.groups), max(1, 64 // shape.groups), min(200, state.max_num_tokens)})
     # One key run of each row is turned and one isn't; split and whole tiles both occur.
     context = np.array([[1, 8, 3], [0, 8, 0]], dtype=np.int32)
     for split in (1, 200):

@@ -15,6 +15,7 @@ skipped, so tables may be padded to a fixed size under CUDA graphs.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -26,7 +27,23 @@ TASK_FIELDS = 8
 PIECE_FIELDS = 4
 MERGE_FIELDS = 4
 ALL_VISIBLE = 1 << 30  # limit of a piece that every query sees whole
-BLOCK_N = 64  # keys of a piece at most
+
+
+class Settings(NamedTuple):
+    """How a launch is compiled."""
+
+    keys: int  # of a piece at most
+    warps: int
+    stages: int
+
+
+def settings(rows: int, head: int, dtype: torch.dtype) -> Settings:
+    """What measured best on an H200 for tiles of this many matrix rows (docs/notes/2026-11-29-gpu.md)."""
+    if dtype == torch.float32:
+        return Settings(32, 4, 1)
+    if rows <= 32:
+        return Settings(32, 1, 4)
+    return Settings(64, 4, 2) if rows <= 64 and head <= 128 else Settings(64, 8, 2)
 
 
 @triton.jit
@@ -212,9 +229,7 @@ def attend(
     scale: float,
     block_q: int,
     out: torch.Tensor,
-    block_n: int = BLOCK_N,
-    warps: int | None = None,
-    stages: int | None = None,
+    compiled: Settings | None = None,
     exact: bool | None = None,
 ) -> None:
     """Write the output of every tile's queries into ``out``; tokens of no tile stay.
@@ -229,15 +244,14 @@ def attend(
         scale: of the scores.
         block_q: queries a tile holds at most; what the tables were made for.
         out: [tokens, heads, head]
-        block_n: keys of a piece at most; what the tables were made for.
-        warps, stages: of the launch; by default what measured best on an H200.
+        compiled: ``settings`` by default; its piece size must be that of the tables.
         exact: float32 products; by default for float32 models and under the interpreter.
     """
     _, heads, head = query.shape
     kv_heads, block_size = kv_cache.shape[1], kv_cache.shape[2]
     groups, half = heads // kv_heads, table.cos.shape[1]
     block_m = max(16, triton.next_power_of_2(block_q * groups))
-    best_warps, best_stages = _settings(block_m, head, query.dtype)
+    keys, warps, stages = compiled or settings(block_m, head, query.dtype)
     d_pad = max(16, triton.next_power_of_2(head))
     if exact is None:
         exact = query.dtype == torch.float32 or query.device.type == "cpu"
@@ -274,10 +288,10 @@ def attend(
         BLOCK_SIZE=block_size,
         BLOCK_Q=block_q,
         BLOCK_M=block_m,
-        BLOCK_N=block_n,
+        BLOCK_N=keys,
         EXACT=exact,
-        STAGES=stages or best_stages,
-        num_warps=warps or best_warps,
+        STAGES=stages,
+        num_warps=warps,
     )
     if merges is not None and merges.shape[0]:
         _merge_kernel[(merges.shape[0] * heads,)](
@@ -294,10 +308,3 @@ def attend(
             Q_PAD=triton.next_power_of_2(block_q),
             num_warps=4,
         )
-
-
-def _settings(block_m: int, head: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Warps, stages."""
-    if dtype == torch.float32:
-        return 4, 1
-    return (2, 2) if block_m <= 32 else (4, 2) if block_m <= 64 and head <= 128 else (8, 2)
