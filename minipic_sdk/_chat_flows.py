@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from minipic_sdk._completions import ChatParts, chat_parts
 from minipic_sdk._flow import Flow, Send, json_of
@@ -14,6 +14,9 @@ from minipic_sdk.errors import APIStatusError, InputError, ProfileMismatchError
 from minipic_sdk.prompt import Prompt
 from minipic_sdk.rendering import Sources, plain_messages
 from minipic_sdk.results import ChatResult, GenerateResult
+
+if TYPE_CHECKING:
+    from minipic_sdk.layouts import PromptLayout
 
 DERENDER: Final = "/v1/chat/completions/derender"
 _OFF: Final = frozenset((403, 404, 405, 501))  # vLLM serves the route with --enable-scale-out only
@@ -27,7 +30,7 @@ class Turn:
     documents: Sequence["str | Document | Mapping[str, Any]"]
     tools: Sequence["Tool | Mapping[str, Any]"]
     memory: Sequence["str | Document | Mapping[str, Any]"]
-    layout: str
+    layout: "str | PromptLayout"
     template_options: Mapping[str, Any]
     tool_choice: "str | Mapping[str, Any] | None"
 

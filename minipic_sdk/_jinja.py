@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from datetime import datetime
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from jinja2 import TemplateError, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
@@ -27,11 +27,11 @@ class _Generation(Extension):
 def environment() -> ImmutableSandboxedEnvironment:
     """The one environment; it has no state of its own."""
     env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    # Any: jinja2 infers the types of these tables from its own entries
-    filters: dict[str, Any] = {"tojson": _tojson}
-    helpers: dict[str, Any] = {"raise_exception": _raise, "strftime_now": _strftime_now}
-    env.filters.update(filters)
-    env.globals.update(helpers)
+    # cast: what jinja2 says of these tables differs from version to version.
+    filters = cast("dict[str, Any]", env.filters)
+    helpers = cast("dict[str, Any]", env.globals)
+    filters["tojson"] = _tojson
+    helpers.update(raise_exception=_raise, strftime_now=_strftime_now)
     return env
 
 

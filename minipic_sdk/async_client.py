@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import httpx
     from typing_extensions import Unpack
 
+    from minipic_sdk.layouts import PromptLayout
+
 T = TypeVar("T")
 
 
@@ -129,7 +131,7 @@ class AsyncMiniPIC:
         documents: Sequence[str | Document | Mapping[str, Any]] = (),
         tools: Sequence[Tool | Mapping[str, Any]] = (),
         memory: Sequence[str | Document | Mapping[str, Any]] = (),
-        layout: str = "anchored",
+        layout: "str | PromptLayout" = "anchored",
         tool_choice: str | Mapping[str, Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
         stream: Literal[False] = False,
@@ -143,7 +145,7 @@ class AsyncMiniPIC:
         documents: Sequence[str | Document | Mapping[str, Any]] = (),
         tools: Sequence[Tool | Mapping[str, Any]] = (),
         memory: Sequence[str | Document | Mapping[str, Any]] = (),
-        layout: str = "anchored",
+        layout: "str | PromptLayout" = "anchored",
         tool_choice: str | Mapping[str, Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
         stream: Literal[True],
@@ -156,7 +158,7 @@ class AsyncMiniPIC:
         documents: Sequence[str | Document | Mapping[str, Any]] = (),
         tools: Sequence[Tool | Mapping[str, Any]] = (),
         memory: Sequence[str | Document | Mapping[str, Any]] = (),
-        layout: str = "anchored",
+        layout: "str | PromptLayout" = "anchored",
         tool_choice: str | Mapping[str, Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
         stream: bool = False,

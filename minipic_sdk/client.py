@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import httpx
     from typing_extensions import Unpack
 
+    from minipic_sdk.layouts import PromptLayout
+
 T = TypeVar("T")
 
 
@@ -154,7 +156,7 @@ class MiniPIC:
         documents: Sequence[str | Document | Mapping[str, Any]] = (),
         tools: Sequence[Tool | Mapping[str, Any]] = (),
         memory: Sequence[str | Document | Mapping[str, Any]] = (),
-        layout: str = "anchored",
+        layout: "str | PromptLayout" = "anchored",
         tool_choice: str | Mapping[str, Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
         stream: Literal[False] = False,
@@ -168,7 +170,7 @@ class MiniPIC:
         documents: Sequence[str | Document | Mapping[str, Any]] = (),
         tools: Sequence[Tool | Mapping[str, Any]] = (),
         memory: Sequence[str | Document | Mapping[str, Any]] = (),
-        layout: str = "anchored",
+        layout: "str | PromptLayout" = "anchored",
         tool_choice: str | Mapping[str, Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
         stream: Literal[True],
@@ -181,7 +183,7 @@ class MiniPIC:
         documents: Sequence[str | Document | Mapping[str, Any]] = (),
         tools: Sequence[Tool | Mapping[str, Any]] = (),
         memory: Sequence[str | Document | Mapping[str, Any]] = (),
-        layout: str = "anchored",
+        layout: "str | PromptLayout" = "anchored",
         tool_choice: str | Mapping[str, Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
         stream: bool = False,
@@ -194,7 +196,7 @@ class MiniPIC:
             documents: each a span; they stand at the beginning of the first user message.
             tools: functions the model may call; each a span.
             memory: memory states; each a span, before the documents.
-            layout: ``anchored``, ``block`` or ``prefix``.
+            layout: as in ``Prompt.compose``.
             tool_choice: ``auto`` or ``none``; servers without the plugin may take more.
             template_options: variables of the chat template, such as ``{"enable_thinking": False}``.
             stream: return a ``Stream``, whose result is the parsed turn.

@@ -29,7 +29,7 @@ _STATUSES: Final = frozenset(("hit", "computed", "rejected", "resident", "partia
 
 @dataclass(frozen=True, slots=True)
 class SpanQuery:
-    """A span to prefill or look up: its visible token ids, or a text that the server makes a span of as compose does."""
+    """A span to prefill or look up: its visible token ids, or a text that the server makes a span of."""
 
     token_ids: Sequence[int] | None = None
     text: str | None = None

@@ -30,7 +30,7 @@ def completion_events(
 ) -> list[str]:
     """The stream of a completion, one token an event."""
     choices: list[dict[str, Any]] = [
-        {"index": 0, "text": profile.tokenizer.decode([token]), "token_ids": [token]} for token in ids
+        {"index": 0, "text": text, "token_ids": [token]} for text, token in zip(_texts(profile, ids), ids, strict=True)
     ]
     choices.append({"index": 0, "text": "", "finish_reason": reason, "token_ids": []})
     return _events(whole, choices, usage)
@@ -40,11 +40,21 @@ def chat_events(
     whole: Mapping[str, Any], profile: ModelProfile, ids: Sequence[int], reason: str, usage: Mapping[str, Any]
 ) -> list[str]:
     """The stream of a chat, one token an event."""
-    choices: list[dict[str, Any]] = [
-        {"index": 0, "delta": {"content": profile.tokenizer.decode([token])}} for token in ids
-    ]
+    choices: list[dict[str, Any]] = [{"index": 0, "delta": {"content": text}} for text in _texts(profile, ids)]
     choices.append({"index": 0, "delta": {}, "finish_reason": reason})
     return _events(whole, choices, usage)
+
+
+def _texts(profile: ModelProfile, ids: Sequence[int]) -> Iterator[str]:
+    """The text that each token adds; a character of several tokens comes with its last one."""
+    start = 0
+    for stop in range(1, len(ids) + 1):
+        text = profile.tokenizer.decode(ids[start:stop])
+        if text.endswith("\ufffd") and stop < len(ids):
+            yield ""
+        else:
+            yield text
+            start = stop
 
 
 def _events(whole: Mapping[str, Any], choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> list[str]:
