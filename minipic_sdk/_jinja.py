@@ -28,8 +28,8 @@ def environment() -> ImmutableSandboxedEnvironment:
     """The one environment; it has no state of its own."""
     env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     # cast: what jinja2 says of these tables differs from version to version.
-    filters = cast("dict[str, Any]", env.filters)
-    helpers = cast("dict[str, Any]", env.globals)
+    filters = cast("dict[str, Any]", env.filters)  # pyright: ignore[reportUnknownMemberType]
+    helpers = cast("dict[str, Any]", env.globals)  # pyright: ignore[reportUnknownMemberType]
     filters["tojson"] = _tojson
     helpers.update(raise_exception=_raise, strftime_now=_strftime_now)
     return env

@@ -18,9 +18,7 @@ class Gate:
     items: int = 0  # questions that it was measured on
     anchor: int | None = None  # tokens of the head to use as anchor; None: the profile's
     k: int | None = None  # tokens of every document that EPIC computes again; None: its default
-    numbers: Mapping[str, Mapping[str, float]] = field(
-        default_factory=dict[str, Mapping[str, float]], repr=False
-    )
+    numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]], repr=False)
     """Per method: kl, logprob, exact_match, ... as differences from full attention; see docs/layouts.md."""
 
     def __post_init__(self) -> None:

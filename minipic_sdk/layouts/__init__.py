@@ -48,9 +48,7 @@ def layout_named(layout: str | PromptLayout, options: LayoutOptions | None = Non
     given = cast("dict[str, Any]", options or {})
     if not isinstance(layout, str):
         if given or not callable(layout):
-            what = (
-                f"the option {min(given)!r} beside a layout object" if given else f"{layout!r} is no layout"
-            )
+            what = f"the option {min(given)!r} beside a layout object" if given else f"{layout!r} is no layout"
             raise InputError(f"layout: {what}")
         return layout
     if layout not in LAYOUTS:

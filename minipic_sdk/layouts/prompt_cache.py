@@ -49,9 +49,7 @@ class PromptCache:
                 parts.append(Part("span" if piece.kind == "span" else "dependent", ids, at, 0, i))
             at += len(ids)
         if not begun:
-            raise InputError(
-                "layout='prompt-cache' takes modules of a schema as documents: see Schema.select"
-            )
+            raise InputError("layout='prompt-cache' takes modules of a schema as documents: see Schema.select")
         return place(parts, rules, anchor)
 
 

@@ -93,9 +93,7 @@ def parse_prompt(schema: Schema, markup: str) -> Selection:
         raise root.error(f"a prompt starts with <prompt>, got <{root.tag}>")
     root.allow("schema")
     if root.attribute("schema") != schema.name:
-        raise root.error(
-            f"the prompt is for the schema {root.attribute('schema')!r}, this one is {schema.name!r}"
-        )
+        raise root.error(f"the prompt is for the schema {root.attribute('schema')!r}, this one is {schema.name!r}")
     wanted: dict[str, Argument] = {}
     question: list[str] = []
     for child in root.children:

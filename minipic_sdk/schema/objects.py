@@ -40,9 +40,7 @@ class Param:
 
     def __post_init__(self) -> None:
         if type(self.length) is not int or self.length < 1:
-            raise SchemaError(
-                f"parameter {self.name!r} has the length {self.length!r}: a positive number of tokens"
-            )
+            raise SchemaError(f"parameter {self.name!r} has the length {self.length!r}: a positive number of tokens")
 
 
 class _Text(NamedTuple):
@@ -188,15 +186,11 @@ class Schema(Module):
             else:
                 chosen = [m for m in _modules(item) if m.name in wanted]
                 if len(chosen) > 1:
-                    raise SchemaError(
-                        f"{chosen[0].name!r} and {chosen[1].name!r} are alternatives: select one"
-                    )
+                    raise SchemaError(f"{chosen[0].name!r} and {chosen[1].name!r} are alternatives: select one")
                 for inner in chosen:
                     inside = wanted[inner.name]
                     if isinstance(inside, str):
-                        raise SchemaError(
-                            f"{inner.name!r} is a module: what it holds is a mapping, not a text"
-                        )
+                        raise SchemaError(f"{inner.name!r} is a module: what it holds is a mapping, not a text")
                     yield from self._slots(inner, (*path, inner.name), inside)
 
 
@@ -217,9 +211,7 @@ def _value(param: Param, wanted: Mapping[str, Argument], where: str) -> str:
     if value is None:
         raise SchemaError(f"{where!r} needs a value for its parameter {param.name!r}")
     if not isinstance(value, str):
-        raise SchemaError(
-            f"the parameter {param.name!r} of {where!r} takes a text, got {type(value).__name__}"
-        )
+        raise SchemaError(f"the parameter {param.name!r} of {where!r} takes a text, got {type(value).__name__}")
     return value
 
 
