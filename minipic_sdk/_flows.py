@@ -170,7 +170,7 @@ def _as_messages(
 ) -> Flow[GenerateResult | Opened]:
     """For a server whose tokenizer and template are unknown: it must render the messages itself."""
     result = yield from send_messages(
-        session, prompt.messages, prompt.tools, prompt.template_options, params, timeout, prompt
+        session, prompt.messages, prompt.tools, prompt.sources.options, params, timeout, prompt
     )
     return result
 

@@ -12,7 +12,7 @@ from minipic_sdk.layouts import LayoutOptions, layout_named
 from minipic_sdk.layouts.base import Arrangement, Piece, PromptLayout, Rules
 from minipic_sdk.prompt import Prompt, PromptSpan, PromptStats
 from minipic_sdk.protocol import RequestMeta
-from minipic_sdk.rendering import Literally, Part, Sources, SpanText, plain_messages, render_parts
+from minipic_sdk.rendering import Literally, Part, Sources, SpanText, render_parts
 
 if TYPE_CHECKING:
     from minipic_sdk.profile import ModelProfile
@@ -93,7 +93,7 @@ def _pieces(parts: Sequence[Part], sources: Sources, profile: "ModelProfile") ->
     text: list[str | Literally] = []
     spans = any(isinstance(p, SpanText) for p in parts)
     for part in (*parts, None):
-        if isinstance(part, str | Literally):
+        if isinstance(part, (str, Literally)):
             text.append(part)
             continue
         if text:
@@ -154,12 +154,10 @@ def _prompt(
         spans=_segments(ids, parsed, order, meta, profile.fingerprint),
         stats=stats,
         text=text,
-        messages=plain_messages(sources),
-        tools=[t.definition for t in sources.tools],
-        template_options=sources.options,
         layout=arrangement.layout or layout,
         meta=meta,
         profile=profile,
+        sources=sources,
         layout_reason=arrangement.reason,
     )
 

@@ -32,7 +32,7 @@ def text_key(fingerprint: str, before: Iterable[str], token_ids: Sequence[int]) 
 
 
 def _key(domain: str, fingerprint: str, before: Iterable[str], *runs: Sequence[int]) -> str:
-    digest = sha256("\0".join((domain, fingerprint, *before, *(str(len(r)) for r in runs))).encode())
+    digest = sha256("\0".join((domain, fingerprint, *before, "")).encode())
     for run in runs:
-        digest.update(array("I", run).tobytes())
+        digest.update(b"%d:" % len(run) + array("I", run).tobytes())
     return digest.hexdigest()[:32]

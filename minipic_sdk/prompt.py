@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from minipic_sdk.layouts import LayoutOptions, PromptLayout
     from minipic_sdk.profile import ModelProfile
+    from minipic_sdk.rendering import Sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,10 @@ class Prompt:
     spans: tuple[PromptSpan, ...]  # every segment, in physical order
     stats: PromptStats
     text: str = field(repr=False)  # the same as text
-    messages: list[dict[str, Any]] = field(repr=False)  # the same as chat messages, documents written in
-    tools: list[dict[str, Any]] = field(repr=False)  # definitions, beside the messages
-    template_options: Mapping[str, Any] = field(repr=False)
     layout: str  # the one that was used: of "auto", what it came to
     meta: RequestMeta = field(repr=False)
     profile: "ModelProfile" = field(repr=False, compare=False)
+    sources: "Sources" = field(repr=False)  # what it was composed of
     layout_reason: str = field(default="", repr=False)  # why "auto" took this one
 
     @property
@@ -68,6 +67,18 @@ class Prompt:
     def vllm_xargs(self) -> dict[str, str]:
         """What its request must carry as ``vllm_xargs``; empty without spans."""
         return {XARGS_KEY: self.meta.to_json()} if self.has_spans else {}
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The same as chat messages, with the documents written in: for servers that render templates themselves."""
+        from minipic_sdk.rendering import plain_messages
+
+        return plain_messages(self.sources)
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """The definitions of its tools, in the OpenAI form: they go with ``messages``."""
+        return [t.definition for t in self.sources.tools]
 
     @property
     def extra_body(self) -> dict[str, Any]:

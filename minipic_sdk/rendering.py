@@ -6,8 +6,8 @@ templates trim, split and compare it.
 """
 
 import json
-import re
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, cast
@@ -93,9 +93,10 @@ def render_parts(template: ChatTemplate, sources: Sources, *, markup: Markup, sp
         messages = [_in_parts(m) for m in messages]
     text = template.render(messages, tools=tools, options=sources.options, to_json=to_json)
     parts = sentinels.cut(text)
+    shown = Counter((p.source, p.number) for p in parts if isinstance(p, SpanText))
     for span in placed:
-        if parts.count(span) != 1:
-            raise TemplateError(f"the chat template shows {span.source} {span.number} {parts.count(span)} times")
+        if (times := shown[span.source, span.number]) != 1:
+            raise TemplateError(f"the chat template shows {span.source} {span.number} {times} times")
     if style is not None and style.separator:
         parts = _join_separators(parts, style.separator, before=style.mode == "before")
     return [p for p in parts if isinstance(p, SpanText) or p]
@@ -114,17 +115,20 @@ class _Sentinels:
     """Strings that stand for parts while the template is rendered."""
 
     def __init__(self) -> None:
-        self._nonce = secrets.token_hex(8)
+        self._open = f"{_OPEN}{secrets.token_hex(8)}."
         self._hidden: list[Literally | SpanText] = []
-        self._pattern = re.compile(f"{_OPEN}{self._nonce}\\.(\\d+){_CLOSE}")
 
     def hide(self, part: Literally | SpanText) -> str:
         self._hidden.append(part)
-        return f"{_OPEN}{self._nonce}.{len(self._hidden) - 1}{_CLOSE}"
+        return f"{self._open}{len(self._hidden) - 1}{_CLOSE}"
 
     def cut(self, text: str) -> list[Part]:
-        pieces = self._pattern.split(text)  # text, number, text, number, ..., text
-        return [self._hidden[int(p)] if i % 2 else p for i, p in enumerate(pieces)]
+        first, *rest = text.split(self._open)
+        parts: list[Part] = [first]
+        for piece in rest:
+            number, _, behind = piece.partition(_CLOSE)
+            parts += [self._hidden[int(number)], behind]
+        return parts
 
 
 def _shield(value: object, markup: Markup, sentinels: _Sentinels) -> object:

@@ -111,19 +111,18 @@ class SpanStatus:
     @classmethod
     def from_json(cls, body: object) -> "SpanStatus":
         """Parse one; unknown keys are ignored. Raises ``InputError``."""
-        fields = _object(body, "a span's status", None)
-        status = fields.get("status")
+        if not isinstance(body, dict):
+            raise InputError("a span's status must be a JSON object")
+        fields = cast("dict[str, Any]", body)
+        status, reason, key = fields.get("status"), fields.get("reason"), fields.get("key")
+        counts = fields.get("tokens") or 0, fields.get("blocks") or 0, fields.get("resident_blocks")
         if status not in _STATUSES:
             raise InputError(f"unknown span status {status!r}")
-        return cls(
-            name=str(fields.get("name") or ""),
-            status=status,
-            reason=_text(fields, "reason"),
-            tokens=_int(fields, "tokens") or 0,
-            blocks=_int(fields, "blocks") or 0,
-            key=_text(fields, "key"),
-            resident_blocks=_int(fields, "resident_blocks"),
-        )
+        if not isinstance(reason, str | None) or not isinstance(key, str | None):
+            raise InputError("a span's reason and key must be strings")
+        if not all(isinstance(n, int | None) for n in counts):
+            raise InputError("a span's tokens and blocks must be integers")
+        return cls(str(fields.get("name") or ""), status, reason, counts[0], counts[1], key, counts[2])
 
 
 def parse_statuses(body: object) -> tuple[SpanStatus, ...]:
@@ -165,11 +164,4 @@ def _text(fields: Mapping[str, object], key: str) -> str | None:
     value = fields.get(key)
     if value is not None and not isinstance(value, str):
         raise InputError(f"{key} must be a string")
-    return value
-
-
-def _int(fields: Mapping[str, object], key: str) -> int | None:
-    value = fields.get(key)
-    if value is not None and type(value) is not int:
-        raise InputError(f"{key} must be an integer")
     return value

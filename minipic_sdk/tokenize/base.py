@@ -48,10 +48,11 @@ class Markup:
     def __init__(self, tokens: Iterable[AddedToken]) -> None:
         by_length = sorted(tokens, key=lambda t: (-len(t.content), t.content))
         self.ids: Mapping[str, int] = {t.content: t.id for t in by_length}
-        self._pattern = re.compile("|".join(_pattern(t) for t in by_length) or r"(?!)")
+        self._pattern = re.compile("|".join(map(_pattern, by_length)) or r"(?!)")
         self._plain = re.compile("|".join(re.escape(t.content) for t in by_length) or r"(?!)")
         self._openings = {t.content[:n] for t in by_length for n in range(1, len(t.content))}
         self._endings = {t.content[n:] for t in by_length for n in range(1, len(t.content))}
+        self._edges = {t.content[n] for t in by_length for n in (0, -1)}
         self._longest = max((len(t.content) for t in by_length), default=0)
 
     def split(self, text: str) -> list[str | int]:
@@ -61,17 +62,23 @@ class Markup:
         for match in self._pattern.finditer(text):
             if match.start() > at:
                 parts.append(text[at : match.start()])
-            parts.append(self.ids[match[match.lastindex or 0]])
+            parts.append(self._id_of(match[0]))
             at = match.end()
         if at < len(text):
             parts.append(text[at:])
         return parts
 
+    def _id_of(self, found: str) -> int:
+        token = self.ids.get(found)
+        return self.ids[next(c for c in self.ids if c in found)] if token is None else token  # whitespace came along
+
     def unsafe(self, text: str) -> list[tuple[int, int]]:
         """Ranges of user text that could be read as markup: whole strings, or halves of one at the text's ends."""
+        if self._edges.isdisjoint(text):
+            return []  # nearly always
         found = [m.span() for m in self._plain.finditer(text)]
         core = text.strip()
-        if not core or not self._longest:
+        if not core:
             return found
         start = len(text) - len(text.lstrip())
         stop = start + len(core)
@@ -88,7 +95,7 @@ class Markup:
 def _pattern(token: AddedToken) -> str:
     before = r"\s*" if token.lstrip else ""
     behind = r"\s*" if token.rstrip else ""
-    return f"{before}({re.escape(token.content)}){behind}"
+    return before + re.escape(token.content) + behind
 
 
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
