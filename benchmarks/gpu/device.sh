@@ -9,4 +9,4 @@ printf '[vllm.general_plugins]\nminipic = minipic_server.plugin:register\n' > /t
 export PYTHONPATH=$PWD/server:$PWD/cli:$PWD:/tmp/plugin
 [ -f /tmp/site/env.sh ] && . /tmp/site/env.sh
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 VLLM_LOGGING_LEVEL=WARNING
-gputest() { VLLM_ENABLE_V1_MULTIPROCESSING=0 python3 -m pytest -q -p no:cacheprovider -c tests/gpu.ini "$@"; }
+gputest() { VLLM_ENABLE_V1_MULTIPROCESSING=0 TORCHDYNAMO_DISABLE=0 OMP_NUM_THREADS=8 python3 -m pytest -q -p no:cacheprovider -c tests/gpu.ini "$@"; }

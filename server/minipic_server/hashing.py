@@ -16,6 +16,7 @@ LoRA keys go into every block, as stock does. Hashes don't depend on physical or
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_utils import BlockHash, generate_block_hash_extra_keys, hash_block_tokens
@@ -44,6 +45,7 @@ class SpanHasher:
         self._domain = ("minipic", LAYOUT_VERSION, config.model, tuple(config.control), config.block_size)
         self._memo: OrderedDict[tuple[Any, ...], list[BlockHash]] = OrderedDict()
         self._memo_blocks = 0
+        self._span_root = lru_cache(maxsize=1024)(self._new_span_root)  # a prompt may have a thousand spans
 
     def __call__(self, request: "Request") -> list[BlockHash]:
         """Hashes of the request's full blocks that have none yet."""
@@ -56,22 +58,24 @@ class SpanHasher:
             return []
         known = list(request.block_hashes)
         fresh: list[BlockHash] = []
+        spans = [s.start for s in state.layout.segments if s.kind == "span"]
+        public = {spans[i] for i in state.meta.public}
         for segment in state.layout.segments:
             last = segment is state.layout.segments[-1]
             stop = total if last else segment.stop // self._config.block_size
             done = len(known)
             if stop > done:
-                fresh += self._extend(request, state, segment, known, done, stop)
+                fresh += self._extend(request, state, segment, known, stop, segment.start in public)
         if not state.hashes:
             state.hashes = known[: request.num_prompt_tokens // self._config.block_size]
         return fresh
 
     def _extend(
-        self, request: "Request", state: SpanState, segment: Segment, known: list[BlockHash], done: int, stop: int
+        self, request: "Request", state: SpanState, segment: Segment, known: list[BlockHash], stop: int, public: bool
     ) -> list[BlockHash]:
-        size = self._config.block_size
+        size, done = self._config.block_size, len(known)
         first = segment.start // size
-        root = known[done - 1] if done > first else self._root(request, state, segment, known)
+        root = known[done - 1] if done > first else self._root(request, state, segment, known, public)
         extra = _extra_keys(request)
         ids = request.all_token_ids[done * size : stop * size]
         if segment.kind == "span" and done == first and root is not None:
@@ -132,15 +136,16 @@ class SpanHasher:
         """
         return self._remembered(self._span_root(anchor, salt), ids, None)
 
-    def _span_root(self, anchor: tuple[int, ...], salt: str | None) -> BlockHash:
+    def _new_span_root(self, anchor: tuple[int, ...], salt: str | None) -> BlockHash:
         return BlockHash(self._hash((self._domain, "span", anchor, salt)))
 
-    def _root(self, request: "Request", state: SpanState, segment: Segment, known: list[BlockHash]) -> BlockHash | None:
+    def _root(
+        self, request: "Request", state: SpanState, segment: Segment, known: list[BlockHash], public: bool
+    ) -> BlockHash | None:
         if segment.kind == "head":
             return None
         if segment.kind == "span":
-            ordinal = sum(s.kind == "span" and s.start < segment.start for s in state.layout.segments)
-            return self._span_root(state.meta.anchor, None if ordinal in state.meta.public else request.cache_salt)
+            return self._span_root(state.meta.anchor, None if public else request.cache_salt)
         layout, size = state.layout, self._config.block_size
         seen = sorted(layout.context(layout.segments.index(segment)), key=lambda s: s.logical_shown)
         fold = tuple((s.kind, known[s.stop // size - 1], s.logical, s.hidden) for s in seen)

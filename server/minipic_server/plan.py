@@ -65,15 +65,17 @@ class RequestPlan:
     def from_layout(cls, layout: Layout) -> "RequestPlan":
         """Compile ``layout``: O(segments squared) for many dependent segments, else linear."""
         anchor = (Run(layout.head_at, layout.anchor, 0),) if layout.anchor else ()
+        anchor_table = np.array(anchor, dtype=np.int64).reshape(-1, 3)
         plans: list[SegmentPlan] = []
         for i, s in enumerate(layout.segments):
             if s.kind == "span":
-                context = anchor
+                context, table = anchor, anchor_table
             else:
                 context = tuple(
                     Run(t.shown_start, t.visible_stop - t.shown_start, t.logical - layout.canonical(t))
                     for t in layout.context(i)
                 )
+                table = np.array(context, dtype=np.int64).reshape(-1, 3)
             last = i == len(layout.segments) - 1 and layout.generates
             plans.append(
                 SegmentPlan(
@@ -83,7 +85,7 @@ class RequestPlan:
                     OPEN_END if last else s.visible_stop,
                     layout.canonical(s),
                     context,
-                    np.array(context, dtype=np.int64).reshape(-1, 3),
+                    table,
                 )
             )
         return cls(tuple(plans))

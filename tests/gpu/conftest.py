@@ -1,7 +1,9 @@
 """Tests that need an NVIDIA GPU with vLLM; elsewhere they are skipped, with the reason.
 
-    python -m pytest -c tests/gpu.ini tests/kernels tests/invariants tests/gpu     # everything, on a GPU machine
+    TORCHDYNAMO_DISABLE=0 python -m pytest -c tests/gpu.ini tests/kernels tests/invariants tests/gpu
 """
+
+import os
 
 import pytest
 
@@ -16,3 +18,5 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.gpu)
             if not torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
+            elif os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+                item.add_marker(pytest.mark.skip(reason="torch.compile is off: set TORCHDYNAMO_DISABLE=0"))

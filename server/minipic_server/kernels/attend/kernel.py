@@ -41,9 +41,11 @@ def settings(rows: int, head: int, dtype: torch.dtype) -> Settings:
     """What measured best on an H200 for tiles of this many matrix rows (docs/notes/2026-11-29-gpu.md)."""
     if dtype == torch.float32:
         return Settings(32, 4, 1)
-    if rows <= 32:
+    if rows <= 16:
         return Settings(32, 1, 4)
-    return Settings(64, 4, 2) if rows <= 64 and head <= 128 else Settings(64, 8, 2)
+    if rows <= 32:
+        return Settings(64, 2, 2)
+    return Settings(64, 4, 4) if rows <= 64 and head <= 128 else Settings(64, 8, 2)
 
 
 @triton.jit
