@@ -1,1 +1,1 @@
-"""The `minipic` command."""
+"""The ``minipic`` command."""

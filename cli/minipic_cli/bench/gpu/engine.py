@@ -11,9 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from minipic_cli.bench.gpu.workload import ANCHOR, CONTROL, HEAD, QUESTION, Prompts, Scale, engine_options
+from minipic_cli.bench.gpu.workload import ANCHOR, CONTROL, HEAD, QUESTION, Prompts, Scale, engine_options, with_spans
 from minipic_cli.bench.gpu.workload import plain as plain_prompt
-from minipic_cli.bench.gpu.workload import with_spans
 
 
 class Bench:

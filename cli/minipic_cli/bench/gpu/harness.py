@@ -54,7 +54,9 @@ def run(
     raw.mkdir(parents=True, exist_ok=True)
     for kind in engines:
         _measure(kind, raw / f"{kind}.json", small, budget)
-    found = {k: json.loads((raw / f"{k}.json").read_text()) for k in ("stock", "minipic") if (raw / f"{k}.json").exists()}
+    found = {
+        k: json.loads((raw / f"{k}.json").read_text()) for k in ("stock", "minipic") if (raw / f"{k}.json").exists()
+    }
     result = {"rows": rows(found.get("minipic", {}), found.get("stock", {}))}
     out.write_text(json.dumps(result, indent=1) + "\n")
     plot(found, out.with_suffix(".svg"))
@@ -138,7 +140,9 @@ def plot(found: dict[str, Any], path: Path) -> None:
     axes = Figure(figsize=(7, 4.5), layout="constrained").subplots()
     for label, (kind, suffix) in lines.items():
         samples = found.get(kind, {}).get("samples", {})
-        points = [(n, median(samples[f"ttft_{n}_{suffix}"])) for n in (8192, 32768, 131072) if f"ttft_{n}_{suffix}" in samples]
+        points = [
+            (n, median(samples[f"ttft_{n}_{suffix}"])) for n in (8192, 32768, 131072) if f"ttft_{n}_{suffix}" in samples
+        ]
         if points:
             axes.plot(*zip(*points, strict=True), marker="o", label=label)
     axes.set(xscale="log", yscale="log", xlabel="tokens of context", ylabel="time to first token, ms")
@@ -161,7 +165,9 @@ def main() -> None:
     a = parser.parse_args()
     engines = (a.only,) if a.only else ("stock", "minipic")
     for row in run(a.out, engines=engines, small=a.small, budget=a.budget)["rows"]:
-        print(f"{row['name']:28} {row['ratio']:8.3f} ± {row['spread']:.3f}   {row['value']:12.2f} {row['baseline']:12.2f} {row['unit']}")
+        print(
+            f"{row['name']:28} {row['ratio']:8.3f} ± {row['spread']:.3f}   {row['value']:12.2f} {row['baseline']:12.2f} {row['unit']}"
+        )
 
 
 if __name__ == "__main__":

@@ -80,7 +80,9 @@ def engine_options(scale: Scale) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "prefix_caching_hash_algo": "sha256",
         "disable_log_stats": True,
-        **({"enforce_eager": True} if scale.shrink > 1 else {"compilation_config": {"cudagraph_capture_sizes": GRAPHS}}),
+        **(
+            {"enforce_eager": True} if scale.shrink > 1 else {"compilation_config": {"cudagraph_capture_sizes": GRAPHS}}
+        ),
     }
 
 

@@ -1,0 +1,156 @@
+"""One engine of the CPU benchmark, in a process of its own: ``python -m minipic_cli.bench.cpu_worker stock|minipic``.
+
+Reads a request per line on stdin, ``{"do": name, ...}``, and answers with one JSON line, so that the driver can
+interleave the two engines and compare them under the same machine load.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from typing import Any, Final
+
+DOCUMENTS: Final = 8
+DOCUMENT_TOKENS: Final = 250
+QUESTION_TOKENS: Final = 24
+PLAIN_TOKENS: Final = 1024
+
+
+class Worker:
+    """An in-process vLLM engine and the measured operations."""
+
+    def __init__(self, kind: str, model: str, block_size: int, eager: bool) -> None:
+        from vllm import LLM
+
+        from minipic_sdk.profile import ModelProfile
+
+        self.spans = kind == "minipic"
+        self.profile = ModelProfile.from_directory(model, block_size=block_size)
+        options: dict[str, Any] = {
+            "model": model,
+            "dtype": "float32",
+            "block_size": block_size,
+            "max_model_len": 8192,
+            "max_num_seqs": 32,
+            "enable_prefix_caching": True,
+            "enforce_eager": eager,
+            "disable_log_stats": True,
+        }
+        if self.spans:
+            from minipic_server import engine_kwargs
+
+            self.llm = LLM(**engine_kwargs(options.pop("model"), **options))
+        else:
+            assert "MINIPIC" not in os.environ, "the baseline must be stock vLLM"
+            self.llm = LLM(**options)
+            scheduler = type(self.llm.llm_engine.engine_core.engine_core.scheduler)  # type: ignore[attr-defined]
+            assert scheduler.__module__.startswith("vllm."), f"the baseline runs {scheduler}"
+        self.random = random.Random(1)
+        self.head = [*self.profile.anchor_token_ids, *self.tokens(30)]
+        self.documents = [self.tokens(DOCUMENT_TOKENS) for _ in range(DOCUMENTS)]
+        self.contexts: dict[int, list[list[int]]] = {}
+        self.run([self.tokens(200)], 4)
+        self.run([self.prompt()], 1)
+
+    def tokens(self, count: int) -> list[int]:
+        """Random ordinary token ids."""
+        return [self.random.randrange(100, 40_000) for _ in range(count)]
+
+    def prompt(self) -> list[int]:
+        """Head, documents in their present order, a new question: with spans if this engine has them."""
+        question = self.tokens(QUESTION_TOKENS)
+        if not self.spans:
+            return [*self.head, *(t for d in self.documents for t in d), *question]
+        control, size = self.profile.control_tokens, self.profile.block_size
+        ids: list[int] = []
+        for first, piece in ((None, self.head), *((control.ssep, d) for d in self.documents)):
+            ids += ([] if first is None else [first]) + piece
+            ids += [control.pad] * (-len(ids) % size)
+        return [*ids, control.pdep, *question]
+
+    def run(self, prompts: list[list[int]], count: int) -> tuple[float, list[Any]]:
+        """Generate ``count`` tokens for each prompt; seconds and outputs."""
+        from vllm import SamplingParams
+
+        from minipic_sdk.protocol import XARGS_KEY, RequestMeta
+
+        meta = {XARGS_KEY: RequestMeta(anchor=self.profile.anchor_token_ids).to_json()} if self.spans else None
+        params = SamplingParams(temperature=0, max_tokens=count, detokenize=False, ignore_eos=True, extra_args=meta)
+        asked: list[Any] = [{"prompt_token_ids": p} for p in prompts]
+        # Prompts without control tokens are plain requests and must not opt in.
+        if self.spans and not any(self.profile.control_tokens.pdep in p for p in prompts):
+            params.extra_args = None
+        begin = time.perf_counter()
+        outputs = self.llm.generate(asked, params, use_tqdm=False)
+        return time.perf_counter() - begin, outputs
+
+    def prefill(self) -> dict[str, float]:
+        """A plain prompt that nothing has seen."""
+        return {"seconds": self.run([self.tokens(PLAIN_TOKENS)], 1)[0]}
+
+    def decode(self, batch: int, steps: int = 24) -> dict[str, float]:
+        """A decode step of plain requests behind 1k of cached context."""
+        if batch not in self.contexts:
+            self.contexts[batch] = [self.tokens(PLAIN_TOKENS) for _ in range(batch)]
+        prompts = self.contexts[batch]
+        self.run(prompts, 1)  # prefills them, or finds them again
+        short, _ = self.run(prompts, 1)
+        long, _ = self.run(prompts, 1 + steps)
+        return {"seconds": (long - short) / steps}
+
+    def same_order(self) -> dict[str, float]:
+        """First token of a new question over the documents in the order that is cached."""
+        seconds, outputs = self.run([self.prompt()], 1)
+        return {"seconds": seconds, "cached": outputs[0].num_cached_tokens}
+
+    def new_order(self) -> dict[str, float]:
+        """First token of a new question over the documents in an order never seen."""
+        self.random.shuffle(self.documents)
+        return self.same_order()
+
+    def greedy(self, prompt: list[int]) -> dict[str, Any]:
+        """Twelve greedy tokens of a plain prompt: the two engines must agree."""
+        return {"tokens": list(self.run([prompt], 12)[1][0].outputs[0].token_ids)}
+
+    def score(self, prompts: list[list[int]], answers: list[str], meta: dict[str, str]) -> dict[str, Any]:
+        """Mean log probability per token of each prompt's answer, the only choice (see lookups.py)."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
+
+        params = [
+            SamplingParams(
+                temperature=0,
+                max_tokens=4 * len(answer.split()),
+                logprobs=0,
+                structured_outputs=StructuredOutputsParams(choice=[answer]),
+                extra_args=meta or None,
+            )
+            for answer in answers
+        ]
+        asked: list[Any] = [{"prompt_token_ids": p} for p in prompts]
+        outputs = self.llm.generate(asked, params, use_tqdm=False)
+        ends = set(self.profile.eos_token_ids)
+        scores: list[float] = []
+        for output in outputs:
+            said = output.outputs[0]
+            steps = zip(said.token_ids, said.logprobs or [], strict=True)
+            found = [step[token].logprob for token, step in steps if token not in ends]
+            scores.append(sum(found) / len(found))
+        return {"logprobs": scores}
+
+
+def main() -> None:
+    """Serve operations until stdin ends."""
+    kind, model, block_size, eager = sys.argv[1:5]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM prints to stdout too; answers have it for themselves
+    worker = Worker(kind, model, int(block_size), eager == "eager")
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(json.dumps(getattr(worker, request.pop("do"))(**request)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""A client for the command line: warnings become notes, errors say what to do."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from minipic_cli.console import note
+from minipic_cli.errors import CLIError
+from minipic_sdk import (
+    APIConnectionError,
+    APITimeoutError,
+    AuthenticationError,
+    MiniPIC,
+    ModelProfile,
+    NotFoundError,
+    SpansOffWarning,
+)
+
+
+@contextmanager
+def connected(base_url: str | None, api_key: str | None, **options: Any) -> Iterator[MiniPIC]:
+    """A client of the server; inside, its errors become one-line errors of the command."""
+    with MiniPIC(base_url=base_url, api_key=api_key, **options) as client, warnings.catch_warnings():
+        warnings.simplefilter("always", SpansOffWarning)
+        warnings.showwarning = lambda message, *_args, **_kwargs: note(f"note: {message}")  # pyright: ignore
+        try:
+            yield client
+        except APITimeoutError as error:
+            raise CLIError(f"{client.base_url} did not answer in time: is it busy? see its log") from error
+        except APIConnectionError as error:
+            raise CLIError(
+                f"can't reach a server at {client.base_url} ({_reason(error)}): start one with `minipic serve`, "
+                "or name another with --base-url"
+            ) from error
+        except AuthenticationError as error:
+            hint = "is wrong" if api_key else "is missing"
+            raise CLIError(f"{client.base_url} wants an API key and yours {hint}: set MINIPIC_API_KEY") from error
+
+
+def served_profile(client: MiniPIC) -> ModelProfile:
+    """The server's profile; the bundled model's where there is no plugin (prompts are sent as ordinary ones then)."""
+    try:
+        return client.profile()
+    except NotFoundError:
+        return ModelProfile.default()
+
+
+def _reason(error: APIConnectionError) -> str:
+    return error.message.partition(": ")[2] or error.message

