@@ -13,6 +13,7 @@ from minipic_sdk.errors import (
     APIError,
     APIStatusError,
     BadRequestError,
+    InputError,
     InternalServerError,
     NotFoundError,
     ProfileError,
@@ -91,6 +92,8 @@ def generate(
     Nothing is prefilled ahead: the server computes a prompt's missing spans in place, once, and shares them while they
     are being computed (docs/adr/0002), so a request of their own would only cost time.
     """
+    if not isinstance(prompt, Prompt):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"generate takes a Prompt (see Prompt.compose), got {type(prompt).__name__}")
     yield from connect(session)
     if not session.serves(prompt.profile):
         return (yield from _as_messages(session, prompt, params, timeout))

@@ -1,6 +1,6 @@
 """Composing a prompt: render, tokenise each piece on its own, lay out, check."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from minipic_sdk.documents import Document, Tool
@@ -38,6 +38,8 @@ def compose(
     """See ``Prompt.compose``."""
     if not isinstance(question, str) or not question.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError("the question is empty")
+    if isinstance(history, (str, Mapping)):
+        raise InputError(f"history must be a list of messages, got one {type(history).__name__}")
     opening = [] if system is None else [{"role": "system", "content": system}]
     return compose_messages(
         [*opening, *history, {"role": "user", "content": question}],
@@ -63,15 +65,18 @@ def compose_messages(
     layout_options: LayoutOptions,
 ) -> Prompt:
     """See ``Prompt.from_messages``."""
-    for name, value in (("documents", documents), ("memory", memory), ("tools", tools)):
-        if isinstance(value, str | Mapping):
+    from minipic_sdk.profile import ModelProfile
+
+    lists = {"messages": messages, "documents": documents, "memory": memory, "tools": tools}
+    for name, value in lists.items():
+        if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(f"{name} must be a list, got one {type(value).__name__}")
     if not messages:
         raise InputError("there is no message")
     if profile is None:
-        from minipic_sdk.profile import ModelProfile
-
         profile = ModelProfile.configured()
+    elif not isinstance(profile, ModelProfile):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"profile must be a ModelProfile, got {type(profile).__name__}")
     sources = Sources(
         messages,
         [Tool.of(t) for t in tools],

@@ -67,9 +67,8 @@ def render_parts(template: ChatTemplate, sources: Sources, *, markup: Markup, sp
         TemplateError: the template refuses the messages or loses a span.
     """
     sentinels = _Sentinels()
-    shielded = [
-        _shield(_flat(m), spoken if m.get("role") == "assistant" else markup, sentinels) for m in sources.messages
-    ]
+    flat = map(_flat, sources.messages)
+    shielded = [_shield(m, spoken if m["role"] == "assistant" else markup, sentinels) for m in flat]
     messages = cast("list[dict[str, Any]]", shielded)
     placed = [SpanText("memory", i, d.content) for i, d in enumerate(sources.memory)]
     placed += [SpanText("document", i, d.content) for i, d in enumerate(sources.documents)]
@@ -149,8 +148,8 @@ def _shield(value: object, markup: Markup, sentinels: _Sentinels) -> object:
 
 def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as templates expect it: one text, tool arguments as objects (vLLM, entrypoints/chat_utils.py)."""
-    if not isinstance(message.get("role"), str):
-        raise InputError(f"a message needs a role: {message!r}")
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"a message is a mapping with a role and a content, got {message!r:.80}")
     flat = dict(message)
     content = flat.get("content")
     if isinstance(content, list | tuple):

@@ -97,7 +97,9 @@ class Problem:
         compiled = compiled or settings(SHAPE.matrix_rows(block_q), HEAD, SHAPE.dtype)
         programs = PROCESSORS * (waves or WAVES[min(128, SHAPE.matrix_rows(block_q))])
         chunk = balanced_chunks(self.rows, block_q=block_q, kv_heads=KV_HEADS, programs=programs)
-        t = AttendTables.of(self.rows, block_q=block_q, chunk=chunk, tile=compiled.keys, zero=np.zeros(0, dtype=np.int64))
+        t = AttendTables.of(
+            self.rows, block_q=block_q, chunk=chunk, tile=compiled.keys, zero=np.zeros(0, dtype=np.int64)
+        )
         tasks, pieces, merges = (torch.from_numpy(a).to(DEVICE) for a in (t.tasks, t.pieces, t.merges))
         partial = torch.empty(max(4, t.slots) * HEADS * block_q * (HEAD + 1), device=DEVICE)
         return [
@@ -223,7 +225,14 @@ def main():
     if a.sweep and not a.dry:
         workers = [subprocess.Popen([sys.executable, __file__, "--share", str(i)]) for i in range(8)]
         [w.wait() for w in workers]
-        for name in ("decode 64x1k", "decode 256x1k", "decode 64x4k", "decode 8x8k, long documents", "question 8 x 32k", "question 16 x 32k"):
+        for name in (
+            "decode 64x1k",
+            "decode 256x1k",
+            "decode 64x4k",
+            "decode 8x8k, long documents",
+            "question 8 x 32k",
+            "question 16 x 32k",
+        ):
             p = Problem(*shapes[name])
             tried = []
             for s in sweep_settings(SHAPE.matrix_rows(SHAPE.block_q(p.queries))):

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
-from minipic_sdk.errors import ProfileError
+from minipic_sdk.errors import InputError, ProfileError
 from minipic_sdk.tokenize.base import AddedToken
 
 
@@ -60,7 +60,11 @@ class HFTokenizer:
             return []
         lead = "" if opening else self._marker
         # The batch call is the one that skips character offsets, which take a quarter of the time.
-        ids = self._inner.encode_batch_fast([lead + text], add_special_tokens=False)[0].ids[bool(lead) :]
+        try:
+            encoded = self._inner.encode_batch_fast([lead + text], add_special_tokens=False)
+        except TypeError:  # the package says no more than that
+            raise InputError("the text holds a lone surrogate: it was not decoded as what it is") from None
+        ids = encoded[0].ids[bool(lead) :]
         return ids if self._forbidden.isdisjoint(ids) else self._encode_broken(text, lead)
 
     def _encode_broken(self, text: str, lead: str) -> list[int]:

@@ -8,9 +8,10 @@ first), dependent segments in logical order.
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
-from minipic_sdk.layout import ControlTokens, Layout, Placement, Segment
+from minipic_sdk.layout import Layout, Placement, Segment
 from minipic_sdk.protocol import XARGS_KEY
 from minipic_server.state import SpanState, pass_layout
 
@@ -18,18 +19,13 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-def resident_blocks(hashes: list[bytes], is_cached: Callable[[bytes], bool]) -> int:
-    """Leading blocks of a span that are in the cache."""
-    return next((i for i, h in enumerate(hashes) if not is_cached(h)), len(hashes))
-
-
-def arrange(request: "Request", state: SpanState, control: ControlTokens, is_cached: Callable[[bytes], bool]) -> bool:
+def arrange(request: "Request", state: SpanState, resident: Callable[[list[bytes]], int]) -> bool:
     """Permute the request's segments in place so that a contiguous hit covers every resident span.
 
     Call it before anything of the request is scheduled. Returns whether anything moved.
     """
     layout = state.layout
-    order = _order(layout, state.hashes, is_cached)
+    order = _order(layout, state.hashes, resident)
     if order == list(layout.segments):
         return False
     size = layout.block_size
@@ -70,22 +66,31 @@ def _moved(layout: Layout, order: list[Segment], head_at: int) -> Layout:
     return Layout(tuple(segments), layout.block_size, layout.anchor, head_at, layout.num_tokens)
 
 
-def _order(layout: Layout, hashes: list[bytes], is_cached: Callable[[bytes], bool]) -> list[Segment]:
+def _order(layout: Layout, hashes: list[bytes], leading: Callable[[list[bytes]], int]) -> list[Segment]:
     size, segments = layout.block_size, layout.segments
-    spans = [s for s in segments if s.kind == "span"]
-    head = [s for s in segments if s.kind == "head"]
-    dependent = sorted((s for s in segments if s.kind == "dependent"), key=lambda s: s.logical)
-    have = {s: resident_blocks(hashes[s.start // size : s.stop // size], is_cached) for s in spans}
-    resident = [s for s in spans if have[s] == (s.stop - s.start) // size]
-    missing = sorted((s for s in spans if have[s] < (s.stop - s.start) // size), key=lambda s: -have[s])
+    head: list[Segment] = []
+    resident: list[Segment] = []
+    missing: list[tuple[int, Segment]] = []
+    dependent: list[Segment] = []
+    for s in segments:
+        if s.kind == "span":
+            first, stop = s.start // size, s.stop // size
+            have = leading(hashes[first:stop])
+            if have == stop - first:
+                resident.append(s)
+            else:
+                missing.append((-have, s))
+        else:
+            (head if s.kind == "head" else dependent).append(s)
+    missing.sort(key=itemgetter(0))
+    dependent.sort(key=attrgetter("logical"))
+    behind = [s for _, s in missing] + dependent
     tail = segments[-1]
-    if tail.kind != "span":
-        return [*resident, *head, *missing, *dependent]
-    if tail.stop % size or dependent or not missing:
-        # It isn't block-aligned, or has what it needs before it, or a prompt must not end in its padded head.
-        spans = [s for s in (*resident, *head, *missing, *dependent) if s is not tail]
-        return [*spans, tail]
-    return [*resident, *head, *missing]
+    order = [*resident, *head, *behind]
+    if tail.kind == "span" and (tail.stop % size or dependent or not missing):
+        # It isn't block-aligned, or has what it needs before it, or the prompt would end in its padded head.
+        return [*(s for s in order if s is not tail), tail]
+    return order
 
 
 def _install(request: "Request", prompt: list[int], hashes: list[bytes], meta: str) -> None:

@@ -1,19 +1,55 @@
 """Questions to vLLM's block pool, in the terms of spans (v1/core/block_pool.py)."""
 
-from vllm.v1.core.block_pool import BlockPool
+from collections.abc import Container, Sequence
 
-_GROUP = 0  # spans are refused for models with several KV cache groups
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, get_block_hash, make_block_hash_with_group_id
+
+_GROUP = make_block_hash_with_group_id(BlockHash(b""), 0)  # spans are refused for models with several KV cache groups
+_LOOK_AHEAD = 4  # times as many blocks are looked at as are needed, when many of them are worth keeping
 
 
 class Residency:
-    """Which blocks are in the prefix cache."""
+    """Which blocks are in the prefix cache, and which of them go next."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
 
     def has(self, block_hash: bytes) -> bool:
         """Whether a block with this hash can be hit now; blocks scheduled in this very step count."""
-        return self._pool.get_cached_block(block_hash, [_GROUP]) is not None  # pyright: ignore[reportArgumentType]
+        return block_hash + _GROUP in self._cached()
+
+    def leading(self, hashes: Sequence[bytes]) -> int:
+        """Leading blocks of a span that can be hit now; asked for every span of every request, hence not ``has``."""
+        cached = self._cached()
+        for i, block_hash in enumerate(hashes):
+            if block_hash + _GROUP not in cached:
+                return i
+        return len(hashes)
+
+    def _cached(self) -> Container[bytes]:
+        # BlockPool.get_cached_block builds a list per question, which costs more than the look-up itself.
+        return self._pool.cached_block_hash_to_block._cache  # pyright: ignore[reportPrivateUsage]
+
+    def spare(self, wanted: Container[bytes], blocks: int) -> None:
+        """Let the next ``blocks`` evictions pass over cached blocks that waiting requests want.
+
+        They go to the end of the free queue, as if used now. Nothing is held: when all is wanted, the oldest goes.
+        """
+        queue = self._pool.free_block_queue
+        block, last = queue.fake_free_list_head.next_free_block, queue.fake_free_list_tail
+        kept: list[KVCacheBlock] = []
+        for _ in range(_LOOK_AHEAD * blocks):
+            if block is None or block is last or blocks <= 0:
+                break
+            if block.block_hash is not None and get_block_hash(block.block_hash) in wanted:
+                kept.append(block)
+            else:
+                blocks -= 1
+            block = block.next_free_block
+        for block in kept:
+            queue.remove(block)
+            queue.append(block)
 
     def usage(self) -> dict[str, float]:
         """Blocks of the pool: in total, free (cached ones among them), and the share in use."""

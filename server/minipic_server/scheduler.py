@@ -11,7 +11,7 @@ vLLM's code paths unchanged; a span request differs in three moments:
   number of steps, so nothing can starve.
 
 Nothing here holds blocks for a request that isn't running, so nothing can deadlock: a request that gets no blocks is
-arranged anew at its next try.
+arranged anew at its next try. But what waiting requests want is evicted last.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from minipic_server.arrange import arrange, resident_blocks
+from minipic_server.arrange import arrange
 from minipic_server.config import SpanConfig
 from minipic_server.hashing import SpanHasher
 from minipic_server.refusals import check_config
@@ -58,15 +58,15 @@ class _SpanScheduling(Scheduler):
         self.span_counts = dict.fromkeys(COUNTS, 0)
         self.hit_shares = [0] * (HIT_SHARE_STEPS + 1)  # requests by the share of their spans that were hits
         self._filling: dict[bytes, Request] = {}  # key of a span -> who is in the middle of computing it
-        self._wanted: Counter[bytes] = Counter()  # keys of the spans of all unfinished requests
+        self._wanted: Counter[bytes] = Counter()  # blocks of the spans of all unfinished requests
         self._asked: tuple[Request, SpanState, list[str]] | None = None  # looked up last, see _admitted
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
         state = known_state(request)
         if state is not None:
-            state.statuses = self.history.describe(request, state, self.residency.has, self._wanted.__contains__)
-            self._wanted.update(state.keys)
+            state.statuses = self.history.describe(request, state, self.residency.leading, self._wanted.__contains__)
+            self._wanted.update(state.blocks)
             self._count(state)
             self._log(request.request_id, state)
 
@@ -90,7 +90,7 @@ class _SpanScheduling(Scheduler):
         # Without a look-up nothing is hit, and a span can't be computed before the anchor it sees.
         reads = self.kv_cache_manager.prefix_cache_lookup_enabled(request)
         if reads:
-            self.span_counts["arranged"] += arrange(request, state, self.span_config.control, self.residency.has)
+            self.span_counts["arranged"] += arrange(request, state, self.residency.leading)
         hit = super()._get_local_prefix_cache_hit(request)
         self._asked = (request, state, self._recomputed(state, hit[1], reads))
         return hit
@@ -138,6 +138,8 @@ class _SpanScheduling(Scheduler):
         return False
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        if self._wanted and self.waiting and len(self.running) < self.max_num_active_reqs:
+            self.residency.spare(self._wanted, self.max_num_scheduled_tokens // self.block_size + len(self.running))
         output = super().schedule(*args, **kwargs)
         self._admitted()
         for key in list(self._filling):
@@ -160,11 +162,17 @@ class _SpanScheduling(Scheduler):
         state = known_state(request)
         if state is not None:
             kv_transfer = {**(kv_transfer or {}), "minipic": {"spans": state.statuses}}
-            for key in state.keys:
-                self._wanted[key] -= 1
-                if not self._wanted[key]:
-                    del self._wanted[key]
+            self._want_less(state.blocks)
         return kv_transfer, ec_transfer
+
+    def _want_less(self, blocks: list[bytes]) -> None:
+        wanted = self._wanted
+        for block in blocks:
+            left = wanted[block] - 1
+            if left:
+                wanted[block] = left
+            else:
+                del wanted[block]
 
     def _count(self, state: SpanState) -> None:
         tokens = [s.num_visible for s, _ in state.span_hashes()]
@@ -195,7 +203,7 @@ class _SpanScheduling(Scheduler):
     def _lookup(self, ids: list[int], anchor: list[int], salt: str | None) -> tuple[str, int, int]:
         """Key, blocks and leading resident blocks of a span; computes nothing and refreshes nothing."""
         hashes = self.span_hasher.span_chain(ids, tuple(anchor), salt)
-        return hashes[-1].hex()[:KEY_DIGITS], len(hashes), resident_blocks(hashes, self.residency.has)
+        return hashes[-1].hex()[:KEY_DIGITS], len(hashes), self.residency.leading(hashes)
 
 
 class SpanScheduler(_SpanScheduling):

@@ -33,6 +33,11 @@ class SpanState:
             self._keys = tuple(hashes[-1] for _, hashes in self.span_hashes() if hashes)
         return self._keys
 
+    @property
+    def blocks(self) -> list[bytes]:
+        """Hashes of all blocks of its spans; the same ones in every arrangement."""
+        return [block for _, hashes in self.span_hashes() for block in hashes]
+
     def span_hashes(self) -> list[tuple[Segment, list[bytes]]]:
         """Every span segment with the hashes of its blocks, in physical order."""
         size = self.layout.block_size

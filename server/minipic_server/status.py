@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from minipic_server.arrange import resident_blocks
 from minipic_server.state import SpanState
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class SpanHistory:
         self,
         request: "Request",
         state: SpanState,
-        is_cached: Callable[[bytes], bool],
+        resident: Callable[[list[bytes]], int],
         awaited: Callable[[bytes], bool],
     ) -> list[dict[str, object]]:
         """One status per span in physical order: name, key, status, reason, tokens, blocks; then remembers them.
@@ -41,7 +40,7 @@ class SpanHistory:
         Args:
             request: as it arrived.
             state: the request's, before it is arranged.
-            is_cached: whether a block is resident.
+            resident: leading blocks of a span that are in the cache.
             awaited: whether an unfinished request before this one has the span too, and so computes it.
         """
         out: list[dict[str, object]] = []
@@ -51,7 +50,7 @@ class SpanHistory:
             scope = None if public else request.cache_salt
             name = state.meta.names[ordinal] if state.meta.names else f"span {ordinal}"
             key = hashes[-1] if hashes else b""
-            have = resident_blocks(hashes, is_cached)
+            have = resident(hashes)
             hit = bool(hashes) and have == len(hashes)
             reason = None if hit else self._reason(scope, name, key, have, awaited)
             out.append(

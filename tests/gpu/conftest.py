@@ -1,6 +1,6 @@
 """Tests that need an NVIDIA GPU with vLLM; elsewhere they are skipped, with the reason.
 
-    TORCHDYNAMO_DISABLE=0 python -m pytest -c tests/gpu.ini tests/kernels tests/invariants tests/gpu
+TORCHDYNAMO_DISABLE=0 python -m pytest -c tests/gpu.ini tests/kernels tests/invariants tests/gpu
 """
 
 import os

@@ -3,8 +3,9 @@
 from typing import Any
 
 import torch
-from invariants.engines import CONTROL, Answer
 from reference.prompts import PromptSpec
+
+from invariants.engines import CONTROL, Answer
 
 TOLERANCE = 1e-3  # of logprobs in fp32 (I3)
 TIE = 2e-4  # two tokens closer than this may swap

@@ -43,9 +43,7 @@ class StockEngine:
         options = {"temperature": 0.0, "max_tokens": tokens, "logprobs": 8, "ignore_eos": True, **params}
         answers = self._call([[ids, options] for ids in prompts])
         return [
-            Answer(
-                a["tokens"], [{int(t): p for t, p in row.items()} for row in a["logprobs"]], a["cached"], [], "", []
-            )
+            Answer(a["tokens"], [{int(t): p for t, p in row.items()} for row in a["logprobs"]], a["cached"], [], "", [])
             for a in answers
         ]
 

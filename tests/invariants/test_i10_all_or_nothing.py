@@ -3,9 +3,10 @@
 import os
 
 import pytest
-from invariants.engines import Engine
 from reference.corpus import words
 from reference.prompts import PromptSpec, dep, head, span
+
+from invariants.engines import Engine
 
 SPEC = PromptSpec((head(*words(9, 1)), span(*words(20, 2)), dep(5)), anchor=4)
 
@@ -20,7 +21,7 @@ def test_the_proof_would_notice_the_plugin(engine):
 
     proof = prove_stock(engine().llm)
     names = " ".join(proof["foreign"])
-    for part in ("scheduler", "worker", "cpu.backend", "patches"):
+    for part in ("scheduler", "cpu.worker", "cpu.backend", "patches"):
         assert f"minipic_server.{part}" in names, proof["foreign"]
 
 
@@ -52,10 +53,10 @@ def test_a_layer_that_is_not_ours_stops_the_start(checkpoint, monkeypatch, which
 
 def test_a_stock_engine_in_a_switched_on_process_refuses_span_requests(checkpoint):
     """MINIPIC=1 with plain ``LLM(...)``: opting in must not be ignored silently."""
-    from invariants.engines import Ask
     from vllm import LLM
 
     import minipic_server
+    from invariants.engines import Ask
 
     minipic_server.engine_kwargs("unused", control_tokens=(1, 2, 3))  # switches on
     llm = LLM(

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from invariants.checks import assert_exact
-from invariants.engines import Ask
 from reference.corpus import words
 from reference.prompts import PromptSpec, dep, head, span
+
+from invariants.checks import assert_exact
+from invariants.engines import Ask
 
 HEAD, QUESTION = words(21, 1), words(9, 2)
 A, B, C = (words(n, 30 + n) for n in (40, 15, 100))
@@ -61,9 +62,7 @@ WAYS = {
 def test_stored_keys_and_values_are_the_references(engine, reference, way):
     it = engine()
     WAYS[way](it)
-    torch.testing.assert_close(
-        stored(it, A), expected(reference(), A), atol=1e-4, rtol=0
-    )
+    torch.testing.assert_close(stored(it, A), expected(reference(), A), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("document", [A, C], ids=["40-tokens", "100-tokens"])
@@ -81,9 +80,7 @@ def test_every_anchor_has_its_own_copy(engine, reference, anchor):
         it.ask(prompt(B, A, anchor=other))
     answer = it.ask(prompt(A, C, anchor=anchor))
     assert answer.spans[0]["status"] == "hit"
-    torch.testing.assert_close(
-        stored(it, A), expected(reference(), A, anchor), atol=1e-4, rtol=0
-    )
+    torch.testing.assert_close(stored(it, A), expected(reference(), A, anchor), atol=1e-4, rtol=0)
 
 
 def test_cold_span_poisoning(engine, reference):
@@ -101,6 +98,4 @@ def test_whichever_request_came_first(engine, reference):
         it.reset()
         for answer, i in zip(it.run(*(Ask(specs[i]) for i in order)), order, strict=True):
             assert_exact(answer, reference(), specs[i])
-        torch.testing.assert_close(
-            stored(it, A), expected(reference(), A), atol=1e-4, rtol=0
-        )
+        torch.testing.assert_close(stored(it, A), expected(reference(), A), atol=1e-4, rtol=0)

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from invariants.checks import assert_exact
 from reference.prompts import Control, PromptSpec, dep, head, span
 
+from invariants.checks import assert_exact
 from minipic_sdk import Document, MiniPIC, Prompt
 from minipic_sdk.testing import fake_profile
 
@@ -28,7 +28,7 @@ class StockServer:
     def answer(self, request):
         path = request.url.path
         if path == "/v1/models":
-            model = {"id": "tiny", "object": "model", "owned_by": "vllm", "root": "tiny", "max_model_len": 1024}
+            model = {"id": "fake", "object": "model", "owned_by": "vllm", "root": "fake", "max_model_len": 1024}
             return httpx.Response(200, json={"object": "list", "data": [model]})
         if path != "/v1/completions":
             return httpx.Response(404, json={"detail": "Not Found"})
@@ -39,7 +39,7 @@ class StockServer:
         text = fake_profile().tokenizer.decode([t for t in result.tokens if t < 256])
         choice = {"index": 0, "text": text, "token_ids": result.tokens, "finish_reason": "length", "logprobs": None}
         usage = {"prompt_tokens": len(ids), "completion_tokens": len(result.tokens), "total_tokens": 0}
-        whole = {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": "tiny"}
+        whole = {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": "fake"}
         return httpx.Response(200, json={**whole, "choices": [choice], "usage": usage})
 
 
@@ -63,7 +63,7 @@ def test_plain_tokens_are_the_visible_ones_in_logical_order(prompt):
     control, visible = set(fake_profile().control_tokens), []
     for piece in prompt.spans:
         visible += [prompt.plain_token_ids[i] for i in piece.logical]
-        assert [prompt.plain_token_ids[i] for i in piece.logical] == [prompt.token_ids[i] for i in piece.physical]
+        assert [prompt.plain_token_ids[i] for i in piece.logical] == [prompt.token_ids[i] for i in piece.visible]
     assert visible == list(prompt.plain_token_ids)
     assert [t for t in prompt.token_ids if t not in control] == list(prompt.plain_token_ids)
 
@@ -74,7 +74,7 @@ def test_what_the_sdk_composes_is_exact_on_the_span_engine(prompt, engine, refer
     control = Control(*profile.control_tokens)
     it = engine(control_tokens=tuple(control))
     makers = {"head": head, "span": span, "dependent": dep}
-    pieces = tuple(makers[s.kind](*(prompt.token_ids[i] for i in s.physical)) for s in prompt.spans)
+    pieces = tuple(makers[s.kind](*(prompt.token_ids[i] for i in s.visible)) for s in prompt.spans)
     spec = PromptSpec(pieces, anchor=len(profile.anchor_token_ids), block=profile.block_size, control=control)
     assert spec.physical() == list(prompt.token_ids)
     assert_exact(it.ask(spec), reference(), spec)

@@ -4,8 +4,9 @@ import json
 
 import pytest
 import torch
-from invariants.engines import Engine
 from reference.checkpoints import COMMON, PLAIN_ROPE
+
+from invariants.engines import Engine
 
 SMALL = {
     "vocab_size": 512,
@@ -60,7 +61,9 @@ MODELS = {
             "qk_nope_head_dim": 32,
             "qk_rope_head_dim": 32,
             "v_head_dim": 32,
-            "n_routed_experts": None,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
             "first_k_dense_replace": 2,
         },
         "MLA|latent",
@@ -99,7 +102,7 @@ def test_models(tmp_path, name):
     config = getattr(transformers, cls)(**options)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"(?i)MiniPIC: .*({reason})"):
+    with pytest.raises(ValueError, match=f"(?i)(MiniPIC: |layer '|attn).*({reason})"):
         Engine(tmp_path, max_model_len=512)
 
 

@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from invariants.checks import assert_exact
-from invariants.engines import Ask
 from reference.corpus import words
 from reference.prompts import PromptSpec, dep, head, span
+
+from invariants.checks import assert_exact
+from invariants.engines import Ask
 
 # A small stock of documents, so that prompts share them: empty, tiny, ending on block boundaries, and longer.
 LENGTHS = (0, 1, 3, 14, 15, 16, 31, 40, 47, 70)
@@ -23,7 +24,12 @@ HEADS = [words(4, 200), words(4, 200) + words(12, 201), words(4, 200) + words(29
 ENGINES = {
     "roomy": {},
     "chunks": {"max_num_batched_tokens": 21, "max_num_seqs": 6},
-    "tiny-cache": {"num_gpu_blocks_override": 26, "max_model_len": 384, "max_num_batched_tokens": 96, "max_num_seqs": 6},
+    "tiny-cache": {
+        "num_gpu_blocks_override": 26,
+        "max_model_len": 384,
+        "max_num_batched_tokens": 96,
+        "max_num_seqs": 6,
+    },
 }
 MET: Counter[str] = Counter()
 PROPERTY = settings(

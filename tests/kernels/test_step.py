@@ -52,9 +52,7 @@ def paged_reference(self, layer, query, key, value, kv_cache, metadata, output, 
             rows.append(Row(i, at, n, (), Run(0, length, 0), np.zeros((0, 3))))
         output[at : at + n] = 0
         at += n
-    attend_naive(
-        query, kv_cache, metadata.block_table, rows, layer.minipic_turn, scale=self.scale, out=output
-    )
+    attend_naive(query, kv_cache, metadata.block_table, rows, layer.minipic_turn, scale=self.scale, out=output)
     return output
 
 
@@ -100,9 +98,7 @@ class World:
 
         def prepare(_, batch, *args, **kwargs):
             lens = [n for _, _, n in requests]
-            return {
-                "layer": SimpleNamespace(block_table=p.block_table, seq_lens=batch.seq_lens, query_lens=lens)
-            }
+            return {"layer": SimpleNamespace(block_table=p.block_table, seq_lens=batch.seq_lens, query_lens=lens)}
 
         monkeypatch.setattr(DefaultModelState, "prepare_attn", prepare)
         self.layer = SimpleNamespace(minipic_turn=p.table)
@@ -138,9 +134,7 @@ class World:
         """Rows of span requests by the reference; plain requests are rows of their own; the rest is zero."""
         p = self.problem
         out = torch.zeros_like(p.query)
-        attend_naive(
-            p.query, p.kv_cache, p.block_table, p.rows, p.table, scale=p.query.shape[-1] ** -0.5, out=out
-        )
+        attend_naive(p.query, p.kv_cache, p.block_table, p.rows, p.table, scale=p.query.shape[-1] ** -0.5, out=out)
         return out
 
 

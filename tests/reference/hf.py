@@ -105,6 +105,5 @@ def _join(parts: list[KeyValues]) -> KeyValues:
     if not parts:
         return []
     return [
-        (torch.cat([p[i][0] for p in parts], 2), torch.cat([p[i][1] for p in parts], 2))
-        for i in range(len(parts[0]))
+        (torch.cat([p[i][0] for p in parts], 2), torch.cat([p[i][1] for p in parts], 2)) for i in range(len(parts[0]))
     ]

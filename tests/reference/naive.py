@@ -69,9 +69,7 @@ class NaiveReference:
     def _rotate(self, x: Array, at: Array) -> Array:
         angle = at[:, None, None] * self.inv_freq  # [tokens, 1, size / 2]
         a, b = np.split(x, 2, axis=-1)
-        return np.concatenate(
-            (a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)), axis=-1
-        )
+        return np.concatenate((a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)), axis=-1)
 
 
 def _frequencies(config: dict) -> Array:

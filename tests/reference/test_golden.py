@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from reference.golden.cases import GOLDEN
-from reference.prompts import Control, PromptSpec
 
 from minipic_sdk.layout import ControlTokens, Placement, parse_layout
 from minipic_server.plan import RequestPlan
+from reference.golden.cases import GOLDEN
+from reference.prompts import Control, PromptSpec
 
 CONTROL = Control(ssep=91, pdep=92, pad=93)
 SYMBOLS = {"S": 91, "D": 92, "P": 93}

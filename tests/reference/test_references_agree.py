@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from reference.checkpoints import FAMILIES, make_checkpoint
 from reference.hf import HFReference
 from reference.naive import NaiveReference
@@ -91,12 +92,8 @@ WRONG = {
     "no-anchor": PromptSpec((head(*HEAD), span(*A), span(*B), span(*C), dep(*QUESTION))),
     "longer-anchor": PromptSpec((head(*HEAD), span(*A), span(*B), span(*C), dep(*QUESTION)), anchor=5),
     "no-span-mask": PromptSpec((head(*HEAD), dep(*A), dep(*B), dep(*C), dep(*QUESTION)), anchor=3),
-    "moved-by-one": PromptSpec(
-        (head(*HEAD), span(*A, logical=6), span(*B), span(*C), dep(*QUESTION)), anchor=3
-    ),
-    "one-token-hidden": PromptSpec(
-        (head(*HEAD), span(*A), span(*B, hidden=1), span(*C), dep(*QUESTION)), anchor=3
-    ),
+    "moved-by-one": PromptSpec((head(*HEAD), span(*A, logical=6), span(*B), span(*C), dep(*QUESTION)), anchor=3),
+    "one-token-hidden": PromptSpec((head(*HEAD), span(*A), span(*B, hidden=1), span(*C), dep(*QUESTION)), anchor=3),
 }
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from reference.prompts import Control, PromptSpec
-
 from vllm.v1.core.kv_cache_utils import get_block_hash
 
 from minipic_sdk.layout import ControlTokens, Layout

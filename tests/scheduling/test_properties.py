@@ -1,4 +1,4 @@
-"""Any order of arrivals, aborts, evictions, preemptions and resets: right outputs, nothing twice, nothing left behind."""
+"""Any order of arrivals, aborts, evictions, preemptions and resets: right outputs, nothing twice, nothing left."""
 
 import random
 from dataclasses import dataclass

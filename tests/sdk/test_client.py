@@ -100,6 +100,12 @@ def test_sampling_options(server: FakeServer, client: MiniPIC) -> None:
         client.generate(compose(server), zzz=3)  # pyright: ignore[reportCallIssue]
 
 
+def test_a_text_is_no_prompt(server: FakeServer, client: MiniPIC) -> None:
+    with pytest.raises(InputError, match="takes a Prompt"):
+        client.generate("Where?")  # pyright: ignore[reportArgumentType, reportCallIssue]
+    assert server.requests == []
+
+
 def test_a_cut_answer(server: FakeServer, client: MiniPIC) -> None:
     result = client.generate(compose(server), max_tokens=4)
     assert (result.text, result.finish_reason, result.usage.completion_tokens) == ("Rott", "length", 4)

@@ -226,7 +226,13 @@ def test_a_blank_question(smol: ModelProfile, question: Any) -> None:
         ({"docs": [{"text": b"bytes"}]}, "must be a str"),
         ({"tools": [{"type": "web_search"}]}, "of type 'function'"),
         ({"tools": [{}]}, "needs a name"),
-        ({"history": [{"content": "no role"}]}, "needs a role"),
+        ({"history": [{"content": "no role"}]}, "a mapping with a role"),
+        ({"history": ["text"]}, "a mapping with a role"),
+        ({"history": "text"}, "history must be a list of messages"),
+        ({"docs": None}, "documents must be a list, got one NoneType"),
+        ({"docs": ["a\ud800"]}, "lone surrogate"),
+        ({"system": 3}, "text or a list"),
+        ({"profile": "SmolLM2"}, "must be a ModelProfile"),
         ({"history": [{"role": "user", "content": 3}]}, "text or a list"),
         ({"layout": "diagonal"}, "unknown layout 'diagonal'"),
         ({"docs": ["long " * 9000]}, r"tokens \(.* visible\), the model takes 8192"),
@@ -241,6 +247,8 @@ def test_wrong_arguments(smol: ModelProfile, change: dict[str, Any], said: str) 
 def test_documents_need_a_user_message(smol: ModelProfile) -> None:
     with pytest.raises(InputError, match="need a user message"):
         Prompt.from_messages([{"role": "system", "content": "s"}], documents=["a"], profile=smol)
+    with pytest.raises(InputError, match="messages must be a list"):
+        Prompt.from_messages("hi", profile=smol)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="no message"):
         Prompt.from_messages([], profile=smol)
 

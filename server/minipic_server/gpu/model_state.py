@@ -111,7 +111,7 @@ class SpanModelState(DefaultModelState):
         """
         self._physical = None
         self._selected = None
-        if self.spans and any(i in self.spans for i in requests) or not self.stock and len(requests):
+        if (self.spans and any(i in self.spans for i in requests)) or (not self.stock and len(requests)):
             other = None if self.stock else RequestRuns.plain()
             self._selected = [self.spans.get(i, other) for i in requests]
             self._done = done
@@ -233,7 +233,9 @@ class SpanModelState(DefaultModelState):
         if rows:
             programs = self.scratch.programs(self.shape.matrix_rows(1))
             chunk = balanced_chunks(rows, block_q=1, kv_heads=self.shape.kv_heads, programs=programs)
-            tasks, pieces, merges, _ = AttendTables.of(rows, block_q=1, chunk=chunk, tile=self.shape.piece_keys(1), zero=zero)
+            tasks, pieces, merges, _ = AttendTables.of(
+                rows, block_q=1, chunk=chunk, tile=self.shape.piece_keys(1), zero=zero
+            )
         elif len(zero):
             merges = np.zeros((len(zero), 4), dtype=np.int32)
             merges[:, 0], merges[:, 1] = zero, 1

@@ -72,7 +72,9 @@ class Scratch:
             queries: tokens of the longest step.
         """
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-        tile = max(shape.block_q(n) * shape.groups * WAVES[shape.matrix_rows(shape.block_q(n))] for n in (1, 2, 17, 33, 999))
+        tile = max(
+            shape.block_q(n) * shape.groups * WAVES[shape.matrix_rows(shape.block_q(n))] for n in (1, 2, 17, 33, 999)
+        )
         partial = 2 * processors * tile * (shape.head + 1)
         per_query = shape.heads * shape.head * shape.dtype.itemsize
         queries = max(1, min(queries, (budget - 4 * partial) // 4 // per_query))

@@ -115,9 +115,7 @@ def plan_step(
     return step
 
 
-def plan_contiguous(
-    done: np.ndarray, new: np.ndarray, *, scratch: Scratch, upload: Upload
-) -> DeviceStep | None:
+def plan_contiguous(done: np.ndarray, new: np.ndarray, *, scratch: Scratch, upload: Upload) -> DeviceStep | None:
     """A step of plain requests with long queries: FlashAttention reads contiguous keys faster than pages.
 
     Only where both give the same bits (``warmup.same_bits``), so that it can't be told from stock but by the clock.
@@ -174,9 +172,7 @@ def _groups(rows: Sequence[RowRuns], scratch: Scratch, plain: bool) -> list[list
     return groups
 
 
-def _gathers(
-    groups: list[list[RowRuns]], tokens: int, plain: bool
-) -> list[tuple[GatherTables, np.ndarray | None]]:
+def _gathers(groups: list[list[RowRuns]], tokens: int, plain: bool) -> list[tuple[GatherTables, np.ndarray | None]]:
     """Tables of each group; beside plain requests also which of the call's tokens are the rows', else all are."""
     out: list[tuple[GatherTables, np.ndarray | None]] = []
     for i, rows in enumerate(groups):

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from vllm.logger import init_logger
 
 from minipic_server.gpu.backend import STEP

@@ -172,8 +172,7 @@ def _attend_kernel(
 def _dot(a, b, EXACT: tl.constexpr):
     if EXACT:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
-    else:
-        return tl.dot(a, b)
+    return tl.dot(a, b)
 
 
 @triton.jit
