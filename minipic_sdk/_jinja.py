@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 class _Generation(Extension):
     """``{% generation %}`` marks what the model wrote; rendering needs only its body."""
 
-    tags = {"generation"}  # noqa: RUF012
+    tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

@@ -135,8 +135,9 @@ def _batches(queries: Sequence[SpanQuery]) -> Iterator[list[SpanQuery]]:
 
 def _all_rejected(given: Spans) -> SpansReport:
     why = "spans are off: the server has no MiniPIC plugin"
-    if isinstance(given, Prompt):
-        names = [s.name for s in given.spans if s.kind == "span"]
-    else:
-        names = [Document.of(d).name or "" for d in given]
+    names = (
+        [s.name for s in given.spans if s.kind == "span"]
+        if isinstance(given, Prompt)
+        else [Document.of(d).name or "" for d in given]
+    )
     return SpansReport(tuple(SpanStatus(name, "rejected", why, tokens=0, blocks=0) for name in names))

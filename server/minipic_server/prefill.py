@@ -143,10 +143,9 @@ class SpanService:
             prompt["cache_salt"] = body.cache_salt
         params = SamplingParams(max_tokens=1, temperature=0, detokenize=False, extra_args={XARGS_KEY: meta.to_json()})
         adapter = self._adapter(body.model)
-        last: Any = None
-        async for last in self._engine.generate(prompt, params, f"spans-{random_uuid()}", lora_request=adapter):
-            pass
-        statuses = ((last.kv_transfer_params or {}).get("minipic") or {}).get("spans") or []
+        statuses: list[dict[str, Any]] = []
+        async for output in self._engine.generate(prompt, params, f"spans-{random_uuid()}", lora_request=adapter):
+            statuses = ((output.kv_transfer_params or {}).get("minipic") or {}).get("spans") or []
         by_name = {s["name"]: s.get("reason") for s in statuses}
         return {i: by_name.get(name) for (i, _), name in zip(pack, names, strict=True)}
 

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from invariants.conftest import _engines, _stocks, checkpoint, engine, reference, stock  # noqa: F401
+from invariants.conftest import _engines, _stocks, checkpoint, engine, reference, stock  # noqa: E402, F401
 
 
 def pytest_collection_modifyitems(items):

@@ -51,7 +51,9 @@ def test_graphs_with_changing_batches(engine, reference, family):
     met = watch_graphs(it)
     for size in (1, 5, 3, 40, 2, 17):
         prompts = [rag(100 * size + i) for i in range(size)]
-        for answer, spec in list(zip(it.run(*(Ask(p, 5 + i % 4) for i, p in enumerate(prompts))), prompts))[:6]:
+        for answer, spec in list(
+            zip(it.run(*(Ask(p, 5 + i % 4) for i, p in enumerate(prompts))), prompts, strict=True)
+        )[:6]:
             assert_exact(answer, ref, spec)
     for answer, spec in zip(it.run(*map(Ask, PROMPTS.values())), PROMPTS.values(), strict=True):
         assert_exact(answer, ref, spec)

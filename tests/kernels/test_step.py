@@ -78,7 +78,7 @@ class World:
     def __init__(self, monkeypatch, requests, *, stock=True, keys=4096, queries=4096):
         self.problem = p = make_problem(requests, device=DEVICE)
         self.requests = requests
-        tokens, heads, head = p.query.shape
+        _, heads, head = p.query.shape
         monkeypatch.setattr(FlashAttentionImpl, "forward", paged_reference)
         monkeypatch.setattr(fa_utils, "flash_attn_varlen_func", varlen_reference, raising=False)
         state = self.state = SpanModelState.__new__(SpanModelState)

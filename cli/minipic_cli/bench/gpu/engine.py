@@ -91,7 +91,7 @@ class Bench:
     def cold(self) -> None:
         """Milliseconds to the first token of plain prompts that nothing is cached of."""
         for n in self.scale.cold:
-            measure = lambda n=n: 1e3 * self.generate([self.prompts.tokens(n)], 1)[0]  # noqa: E731
+            measure = lambda n=n: 1e3 * self.generate([self.prompts.tokens(n)], 1)[0]
             self.sample(f"ttft_{n}_plain_ms", measure, 2 * self.scale.repeats)
 
     def decode(self, spans: bool) -> None:

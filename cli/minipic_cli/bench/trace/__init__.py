@@ -1,0 +1,1 @@
+"""`minipic bench trace`: throughput and latency on traces of RAG prompts."""
