@@ -114,7 +114,8 @@ def place(parts: Sequence[Part], rules: Rules, anchor: Sequence[int]) -> Arrange
             dependent[-1] = before._replace(token_ids=before.token_ids + part.token_ids)
         else:
             dependent.append(part)
-    heads, spans = ([p for p in parts if p.kind == kind] for kind in ("head", "span"))
+    heads = [p for p in parts if p.kind == "head" and p.token_ids]
+    spans = [p for p in parts if p.kind == "span"]
     ids: list[int] = []
     order = [*heads, *spans, *dependent]
     for part in order:
