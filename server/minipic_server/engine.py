@@ -50,9 +50,10 @@ def engine_kwargs(
         if name in options:
             raise ValueError(f"{name} is set by MiniPIC")
     if device is None:
-        import torch
+        from vllm.platforms import current_platform
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        # Asking torch would touch CUDA, and vLLM's engine process, a fork, could not use it any more.
+        device = "cuda" if current_platform.is_cuda() else "cpu"
     config = SpanConfig(control, block_size, fingerprint or "", model)
     scheduler = "SpanScheduler" if async_scheduling is False else "AsyncSpanScheduler"
     kwargs: dict[str, Any] = {
