@@ -161,7 +161,7 @@ def parse_layout(
         visible.append((first, last))
     if pads != ids.count(control.pad):
         raise LayoutError(_stray_pad(ids, control.pad, visible), "PAD before the end of a segment")
-    kinds = [_kind(ids[s], control) for s in starts]
+    kinds: list[SegmentKind] = [_kind(ids[s], control) for s in starts]
     if kinds[-1] != "span" and visible[-1][1] != len(ids):
         raise LayoutError(visible[-1][1], "a prompt that generates must end in a visible token")
     head = next((v for k, v in zip(kinds, visible, strict=True) if k == "head"), (head_at, head_at))

@@ -1,3 +1,9 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportReturnType=false, reportOptionalMemberAccess=false, reportGeneralTypeIssues=false, reportOptionalCall=false
+# pyright: reportOptionalSubscript=false, reportOperatorIssue=false, reportMissingImports=false, reportUndefinedVariable=false
+# ruff: noqa: F821 (p is deleted at the end of a loop that its closures don't outlive)
+# (torch modules, Triton kernels and vLLM's optional parts have no types that say what they are)
+
 """Kernel timings: ``attend`` and ``gather`` against the bandwidth floor and, where vLLM is there, FlashAttention.
 
     python benchmarks/gpu/micro.py [--sweep] [--out FILE] [--dry]

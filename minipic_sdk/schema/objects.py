@@ -83,7 +83,13 @@ class Module:
     @cached_property
     def items(self) -> "tuple[_Text | _Hole | Module | Union, ...]":
         """The contents with whitespace settled; texts of nothing else are gone."""
-        kept = [c for c in self.contents if not isinstance(c, str) or c.strip()]
+        joined: list[str | Param | Module | Union] = []
+        for item in self.contents:
+            if isinstance(item, str) and joined and isinstance(joined[-1], str):
+                joined[-1] += item
+            else:
+                joined.append(item)
+        kept = [c for c in joined if not isinstance(c, str) or c.strip()]
         out: list[_Text | _Hole | Module | Union] = []
         param_seen = False
         for i, item in enumerate(kept):

@@ -67,7 +67,7 @@ class SpanHasher:
             if stop > done:
                 fresh += self._extend(request, state, segment, known, stop, segment.start in public)
         if not state.hashes:
-            state.hashes = known[: request.num_prompt_tokens // self._config.block_size]
+            state.hashes = [*known[: request.num_prompt_tokens // self._config.block_size]]
         return fresh
 
     def _extend(

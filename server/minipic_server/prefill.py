@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vllm import SamplingParams
 from vllm.utils import random_uuid
 
-from minipic_sdk import Prompt
+from minipic_sdk import Document
 from minipic_sdk.errors import MiniPICError
 from minipic_sdk.profile import ModelProfile
 from minipic_sdk.protocol import XARGS_KEY, RequestMeta
@@ -106,9 +106,7 @@ class SpanService:
         if span.token_ids is not None:
             ids = span.token_ids
         else:
-            prompt = Prompt.compose([span.text or ""], "?", profile=self.profile)
-            place = next(s for s in prompt.spans if s.kind == "span").logical
-            ids = list(prompt.plain_token_ids[place.start : place.stop])
+            ids = self.profile.encode(Document.of(span.text or "").content)
         if (bad := next((i for i, t in enumerate(ids) if t in control), None)) is not None:
             raise ValueError(f"token {bad} is a control token")
         physical = [control.ssep, *ids]

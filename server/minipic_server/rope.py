@@ -1,3 +1,8 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportReturnType=false, reportOptionalMemberAccess=false, reportGeneralTypeIssues=false, reportOptionalCall=false
+# pyright: reportOptionalSubscript=false, reportOperatorIssue=false, reportMissingImports=false, reportUndefinedVariable=false
+# (torch modules, Triton kernels and vLLM's optional parts have no types that say what they are)
+
 """Rotary tables that turn a query (or a key) by a number of positions, one per attention layer.
 
 ADR 1: a query looks at a span used elsewhere through ``R[pi(t) - d] q = R[-d] (R[pi(t)] q)``, so attention needs the

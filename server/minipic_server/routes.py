@@ -85,7 +85,7 @@ async def statuses(request: Request, request_id: str) -> dict[str, Any]:
 def _service(request: Request) -> SpanService:
     service = getattr(request.app.state, _SERVICE, None)
     if service is None:
-        raise HTTPException(503, "the engine was not started for spans: use `minipic serve`")
+        raise HTTPException(404, "the engine was not started for spans: use `minipic serve`")
     return service
 
 

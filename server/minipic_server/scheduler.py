@@ -55,9 +55,9 @@ class _SpanScheduling(Scheduler):
         self.residency = Residency(self.kv_cache_manager.block_pool)
         self.history = SpanHistory()
         self.span_log: dict[str, list[dict[str, object]]] = {}
-        self.span_counts = dict.fromkeys(COUNTS, 0)
+        self.span_counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
         self.hit_shares = [0] * (HIT_SHARE_STEPS + 1)  # requests by the share of their spans that were hits
-        self._filling: dict[bytes, Request] = {}  # key of a span -> who is in the middle of computing it
+        self._filling: dict[bytes, tuple[Request, list[bytes]]] = {}  # key -> who is amid computing it, its blocks
         self._wanted: Counter[bytes] = Counter()  # blocks of the spans of all unfinished requests
         self._asked: tuple[Request, SpanState, list[str]] | None = None  # looked up last, see _admitted
 
@@ -106,7 +106,7 @@ class _SpanScheduling(Scheduler):
             key = hashes[-1]
             if key in mine:
                 names.append("repeated_in_prompt")
-            elif self.residency.has(key) or self._in_flight(key):
+            elif self.residency.leading(hashes) == len(hashes) or self._in_flight(key):
                 last_only = segment.start // size + len(hashes) - 1 <= hit // size
                 forced = not reads or state.waited >= MAX_WAIT_STEPS or segment is state.layout.segments[-1]
                 names.append("last_block_again" if last_only else "in_place" if forced else "computed_twice")
@@ -123,16 +123,16 @@ class _SpanScheduling(Scheduler):
         for name in recomputed:
             self.span_counts[name] += 1
         if request in self._inflight_prefills:
-            for key in state.keys:
-                if not self.residency.has(key) and not self._in_flight(key):
-                    self._filling[key] = request
+            for _, hashes in state.span_hashes():
+                if self.residency.leading(hashes) < len(hashes) and not self._in_flight(hashes[-1]):
+                    self._filling[hashes[-1]] = (request, hashes)
 
     def _in_flight(self, key: bytes) -> bool:
         """Whether a running request is in the middle of computing this span; blocks count from being scheduled."""
-        owner = self._filling.get(key)
-        if owner is None:
+        if key not in self._filling:
             return False
-        if owner.status == RequestStatus.RUNNING and not self.residency.has(key):
+        owner, hashes = self._filling[key]
+        if owner.status == RequestStatus.RUNNING and self.residency.leading(hashes) < len(hashes):
             return True
         del self._filling[key]
         return False
@@ -195,10 +195,15 @@ class _SpanScheduling(Scheduler):
         if operation == "lookup":
             return [self._lookup(**span) for span in payload]
         if operation == "statuses":
-            return self.span_log.get(payload)
+            return self._statuses(payload)
         if operation == "stats":
             return {**self.span_counts, "hit_shares": self.hit_shares, **self.residency.usage()}
         raise ValueError(f"unknown operation {operation!r}")
+
+    def _statuses(self, request_id: str) -> list[dict[str, object]] | None:
+        """By the id of the response: vLLM's own ids carry a choice and a random part behind it."""
+        found = (log for own, log in self.span_log.items() if own == request_id or own.startswith(f"{request_id}-"))
+        return next(found, None)
 
     def _lookup(self, ids: list[int], anchor: list[int], salt: str | None) -> tuple[str, int, int]:
         """Key, blocks and leading resident blocks of a span; computes nothing and refreshes nothing."""

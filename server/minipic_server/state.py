@@ -1,7 +1,7 @@
 """A span request inside the engine core: its metadata, layout and hashes, kept on vLLM's own ``Request``."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minipic_sdk.layout import Layout, Segment
 from minipic_sdk.protocol import XARGS_KEY, RequestMeta
@@ -52,7 +52,7 @@ def opted_in(params: "SamplingParams | None") -> str | None:
 
 def span_state(request: "Request", config: SpanConfig) -> SpanState | None:
     """The state of a span request, built at its first use; ``None`` for a plain request."""
-    state = getattr(request, _ATTRIBUTE, False)
+    state: Any = getattr(request, _ATTRIBUTE, False)
     if state is False:
         text = opted_in(request.sampling_params)
         state = None

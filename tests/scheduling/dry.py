@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from reference.prompts import Control, PromptSpec
-from vllm.v1.core.kv_cache_utils import get_block_hash
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
 from minipic_sdk.layout import ControlTokens, Layout
 from minipic_sdk.protocol import XARGS_KEY, RequestMeta
@@ -201,17 +201,32 @@ class Dry:
         self.trace: list[dict[str, int]] = []
         self._pending: deque[tuple[Any, dict[str, list[int]]]] = deque()
         self._count = 0
-        self.twice = 0  # spans whose last block was published while it was there
-        self._keys: set[bytes] = set()
-        pool = self.scheduler.kv_cache_manager.block_pool
-        self.pool, insert = pool, pool._insert_block_hash
+        self.twice = 0  # spans computed to their end while another copy was there
+        self._hits: dict[tuple[str, int], int] = {}  # leading blocks that an admitted request did not compute
+        self.pool = self.scheduler.kv_cache_manager.block_pool
+        cache = self.pool.cache_full_blocks
 
-        def watched(key: bytes, *args: Any, **kwargs: Any) -> Any:
-            there = pool.cached_block_hash_to_block.get_one_block(key) is not None
-            self.twice += there and get_block_hash(key) in self._keys
-            return insert(key, *args, **kwargs)
+        def watched(request: Any, blocks: list[Any], done: int, full: int, *args: Any, **kwargs: Any) -> Any:
+            self.twice += self._again(request, blocks, done, full)
+            return cache(request, blocks, done, full, *args, **kwargs)
 
-        pool._insert_block_hash = watched
+        self.pool.cache_full_blocks = watched
+
+    def _again(self, request: Any, blocks: list[Any], done: int, full: int) -> int:
+        """Spans that end in blocks [done, full) of a request and are there without what it computed."""
+        state, count = known_state(request), 0
+        hits = self._hits.setdefault((request.request_id, request.num_preemptions), done)
+        for segment, hashes in state.span_hashes() if state is not None else ():
+            first = segment.start // BLOCK
+            if hashes and done < first + len(hashes) <= full:
+                there = (i < hits or self._copies(h, blocks[i]) for i, h in enumerate(hashes, first))
+                count += all(there)
+        return count
+
+    def _copies(self, block_hash: bytes, own: Any) -> int:
+        found = self.pool.cached_block_hash_to_block._cache.get(make_block_hash_with_group_id(block_hash, 0), {})
+        blocks = found.values() if isinstance(found, dict) else [found]
+        return sum(block is not own for block in blocks)
 
     def add(self, prompt: PromptSpec | list[int], tokens: int = 1, *, salt: str | None = None, **options: Any) -> str:
         """Submit a request; its id."""
@@ -237,8 +252,6 @@ class Dry:
             arrival_time=float(self._count),
         )
         self.outputs[request_id] = []
-        state = known_state(request)
-        self._keys.update(state.keys if state is not None else ())
         self.scheduler.add_request(request)
         return request_id
 

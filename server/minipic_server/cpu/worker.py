@@ -67,7 +67,7 @@ class SpanCPUModelRunner(CPUModelRunner):
         return [b for b in builders if isinstance(b, SpanCPUMetadataBuilder)]
 
     def _plan_of(self, request: "CachedRequestState") -> RequestPlan | None:
-        plan = getattr(request, _PLAN, False)
+        plan: Any = getattr(request, _PLAN, False)
         if plan is False:
             plan = None
             text = opted_in(request.sampling_params)

@@ -1,3 +1,8 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportReturnType=false, reportOptionalMemberAccess=false, reportGeneralTypeIssues=false, reportOptionalCall=false
+# pyright: reportOptionalSubscript=false, reportOperatorIssue=false, reportMissingImports=false, reportUndefinedVariable=false
+# (torch modules, Triton kernels and vLLM's optional parts have no types that say what they are)
+
 """One engine's measurements, in a process of its own: ``python -m minipic_cli.bench.gpu.engine stock|minipic OUT``.
 
 Writes raw samples after every stage, so that a run that is cut short still tells what it measured.

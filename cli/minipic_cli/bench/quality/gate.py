@@ -42,7 +42,7 @@ def judge(answers: Sequence[Scores]) -> Gate:
         }
         if name in shares:
             numbers[name] |= {"share": round(shares[name].value, 4), "share_high": round(shares[name].high, 4)}
-    verdict: Verdict = next(safe, "prefix")
+    verdict: Verdict = next(safe, "prefix")  # pyright: ignore[reportAssignmentType]
     return Gate(verdict, items=len(answers), numbers=numbers)
 
 

@@ -1,3 +1,8 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportReturnType=false, reportOptionalMemberAccess=false, reportGeneralTypeIssues=false, reportOptionalCall=false
+# pyright: reportOptionalSubscript=false, reportOperatorIssue=false, reportMissingImports=false, reportUndefinedVariable=false
+# (torch modules, Triton kernels and vLLM's optional parts have no types that say what they are)
+
 """Split-KV attention of short queries over runs of the paged cache, and the merge of its splits.
 
 A *tile* is up to BLOCK_Q queries of one row with all G query heads of a KV head: BLOCK_Q * G matrix rows. A *task* is

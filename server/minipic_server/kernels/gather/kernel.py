@@ -1,3 +1,8 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportReturnType=false, reportOptionalMemberAccess=false, reportGeneralTypeIssues=false, reportOptionalCall=false
+# pyright: reportOptionalSubscript=false, reportOperatorIssue=false, reportMissingImports=false, reportUndefinedVariable=false
+# (torch modules, Triton kernels and vLLM's optional parts have no types that say what they are)
+
 """Copies runs of the paged cache into contiguous memory, turning keys of moved spans: ``R[d] k``.
 
 One program copies up to TILE tokens of one KV head. Its table is int32, made by ``gpu/tables.py``:
