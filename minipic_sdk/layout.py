@@ -162,8 +162,9 @@ def parse_layout(
     if pads != ids.count(control.pad):
         raise LayoutError(_stray_pad(ids, control.pad, visible), "PAD before the end of a segment")
     kinds: list[SegmentKind] = [_kind(ids[s], control) for s in starts]
-    if kinds[-1] != "span" and visible[-1][1] != len(ids):
-        raise LayoutError(visible[-1][1], "a prompt that generates must end in a visible token")
+    first, last = visible[-1]
+    if kinds[-1] != "span" and (first == last or last != len(ids)):
+        raise LayoutError(min(last, len(ids) - 1), "a prompt that generates must end in a visible token")
     head = next((v for k, v in zip(kinds, visible, strict=True) if k == "head"), (head_at, head_at))
     _check_anchor(ids, anchor, head)
     placed = _default_placements(visible) if placements is None else list(placements)

@@ -206,9 +206,10 @@ class Dry:
         self.pool = self.scheduler.kv_cache_manager.block_pool
         cache = self.pool.cache_full_blocks
 
-        def watched(request: Any, blocks: list[Any], done: int, full: int, *args: Any, **kwargs: Any) -> Any:
-            self.twice += self._again(request, blocks, done, full)
-            return cache(request, blocks, done, full, *args, **kwargs)
+        def watched(**kwargs: Any) -> Any:
+            names = ("request", "blocks", "num_cached_blocks", "num_full_blocks")
+            self.twice += self._again(*(kwargs[name] for name in names))
+            return cache(**kwargs)
 
         self.pool.cache_full_blocks = watched
 
