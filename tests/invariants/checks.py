@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from reference.prompts import PromptSpec
 
-from invariants.engines import CONTROL, Answer
+from invariants.engines import Answer
 
 TOLERANCE = 1e-3  # of logprobs in fp32 (I3)
 TIE = 2e-4  # two tokens closer than this may swap
@@ -21,7 +21,7 @@ def assert_exact(answer: Answer, reference: Any, prompt: PromptSpec | list[int],
         where = f"generated token {i} of {answer.tokens}"
         allowed = row.clone()
         if spans:
-            allowed[list(CONTROL)] = float("-inf")
+            allowed[list(prompt.control)] = float("-inf")
         best = int(allowed.argmax())
         assert token == best or allowed[best] - allowed[token] < TIE, f"{where}: the reference says {best}"
         if answer.logprobs:

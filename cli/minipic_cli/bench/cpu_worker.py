@@ -118,6 +118,10 @@ class Worker:
         """Twelve greedy tokens of a plain prompt: the two engines must agree."""
         return {"tokens": list(self.run([prompt], 12)[1][0].outputs[0].token_ids)}
 
+    def forget(self) -> dict[str, Any]:
+        """Empty the prefix cache."""
+        return {"done": self.llm.reset_prefix_cache()}
+
     def score(self, prompts: list[list[int]], answers: list[str], meta: dict[str, str]) -> dict[str, Any]:
         """Mean log probability per token of each prompt's answer, the only choice (see lookups.py)."""
         from vllm import SamplingParams

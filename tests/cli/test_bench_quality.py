@@ -1,0 +1,175 @@
+"""`minipic bench quality`: its questions, its scores, its model against the references, and a small run."""
+# ruff: noqa: E402 - torch and transformers are optional
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from minipic_sdk import Document, ModelProfile, Prompt
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from layouts.methods import D, T, epic, full, spans
+from reference.checkpoints import make_checkpoint
+from reference.hf import HFReference
+
+from minipic_cli.bench import quality
+from minipic_cli.bench.quality.gate import judge
+from minipic_cli.bench.quality.masked import MaskedModel
+from minipic_cli.bench.quality.measure import ask, summarise
+from minipic_cli.bench.quality.methods import FULL, METHODS, NONE, compose, computed_tokens
+from minipic_cli.bench.quality.questions import DOCUMENTS, build
+from minipic_cli.bench.quality.report import COLUMNS, markdown, table
+from minipic_cli.bench.quality.scores import Score, bootstrap, divergence, exact_match, token_f1
+
+TEXTS = [
+    "Rivers carry sand to the sea. Where they are slow they drop it, and islands grow that no map shows. Fishermen know "
+    "them by heart, and pass on to their children where one can land.",
+    "Bread is older than writing. The first loaves were flat, baked on stones, and eaten while still hot. It took a long "
+    "time until somebody found out what sour dough does when it is left alone.",
+]
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return ModelProfile.default()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, profile):
+    """A random model with the bundled vocabulary, and all files that a profile is derived from."""
+    path = make_checkpoint(tmp_path_factory.mktemp("models"), "llama", vocab_size=49152)
+    (path / "tokenizer.json").write_text(profile.tokenizer_spec.data)
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": profile.chat_template}))
+    return path
+
+
+def test_questions_are_the_same_for_the_same_seed_and_their_answers_are_in_the_documents():
+    items = build(24, seed=3)
+    assert items == build(30, seed=3)[:24] or [i.question for i in items] == [i.question for i in build(30, 3)[:24]]
+    assert [i.question for i in items] != [i.question for i in build(24, seed=4)]
+    for item in items:
+        assert len(item.documents) == DOCUMENTS
+        text = " ".join(d.content for d in item.documents)
+        assert item.gold.strip() in text
+        if item.kind in ("continue", "passage"):
+            assert item.begun.split()[-1] in text
+
+
+def test_scores():
+    assert exact_match("The Power, operator. And so on", "power operator") == 1
+    assert exact_match("power", "power operator") == 0
+    assert token_f1("power station far away", "power operator") == 0.5
+    assert token_f1("nothing", "power operator") == 0
+    mean = bootstrap([0.0, 1.0] * 50)
+    assert mean == bootstrap([0.0, 1.0] * 50)
+    assert mean.value == 0.5
+    assert 0.38 < mean.low < 0.45 < 0.55 < mean.high < 0.62
+    one, other = torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.5, 0.5]]).log()
+    assert divergence(one, one) == 0
+    assert divergence(one, other) == pytest.approx(0.9 * 0.5878 - 0.1 * 1.6094, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kl", "verdict"),
+    [
+        ({"block": 0.05, "anchored": 0.01, "epic": 0.001}, "block"),
+        ({"block": 0.5, "anchored": 0.05, "epic": 0.001}, "anchored"),
+        ({"block": 0.5, "anchored": 0.3, "epic": 0.05}, "epic"),
+        ({"block": 0.5, "anchored": 0.3, "epic": 0.2}, "prefix"),
+    ],
+)
+def test_the_gate_takes_the_cheapest_safe_layout(kl, verdict):
+    row = Score(0, 0, -1, 0, 1, 10)
+    answers = [{FULL: row, NONE: row._replace(kl=1.0), **{n: row._replace(kl=v) for n, v in kl.items()}}] * 12
+    gate = judge(answers)
+    assert gate.verdict == verdict
+    assert gate.items == 12
+    assert gate.numbers["block"]["share"] == pytest.approx(kl["block"])
+
+
+def test_one_odd_answer_among_few_is_not_called_safe():
+    row = Score(0, 0, -1, 0, 1, 10)
+    kl = [0.0] * 9 + [0.99]
+    answers = [
+        {FULL: row, NONE: row._replace(kl=1.0), **dict.fromkeys(("block", "anchored", "epic"), row._replace(kl=v))}
+        for v in kl
+    ]
+    assert judge(answers).verdict == "prefix", "10 % on average, but who knows"
+
+
+def pieces(profile, documents, question):
+    ids = Prompt.compose(documents, question, layout="prefix", profile=profile).token_ids
+    mine = [profile.encode(Document.of(d).content) for d in documents]
+    middle = [t for d in mine for t in d]
+    at = next(i for i in range(len(ids)) if ids[i : i + len(middle)] == middle)
+    return [T(tuple(ids[:at])), *(D(tuple(d)) for d in mine), T(tuple(ids[at + len(middle) :]))]
+
+
+def test_the_masked_model_is_the_references(tiny, profile):
+    """Its logprobs and greedy tokens under every layout, and several prompts generated as one batch."""
+    model, reference = MaskedModel(tiny), HFReference(tiny)
+    question, wanted = "What is older than writing?", [100, 200, 300]
+    given = pieces(profile, TEXTS, question)
+    written = {
+        "prefix": full(given),
+        "block": spans(given, 0),
+        "anchored": spans(given, 3),
+        "epic": epic(given, 3, 31),
+    }
+    states = []
+    for layout, spec in written.items():
+        prompt = Prompt.compose(TEXTS, question, layout=layout, profile=profile)
+        answer = model.answer(prompt, [], wanted)
+        expected = reference.logprobs(spec, wanted[:-1])
+        assert torch.allclose(answer.logprobs, expected, atol=1e-3)
+        begun = model.answer(prompt, wanted[:1], wanted[1:])
+        assert torch.allclose(begun.logprobs, expected[1:], atol=1e-3)
+        states.append(answer.state)
+    for said, spec in zip(model.generate(states, 6), written.values(), strict=True):
+        assert said == reference.greedy(spec, 6)
+    first = model.generate(states, 6)[0]
+    assert model.generate(states[:1], 6, stop=[first[2]])[0] == first[: first.index(first[2])]
+
+
+def test_what_each_method_computes(profile):
+    item = build(1)[0]
+    tokens = {name: computed_tokens(compose(m, item, profile), 24) for name, m in METHODS.items()}
+    assert tokens["block"] == tokens["anchored 3"] == tokens["prompt cache, block"]
+    assert tokens["anchored 3"] < tokens["epic 8, anchored"] < tokens["epic 31, anchored"] < tokens[FULL]
+    assert tokens["epic 31, block"] - tokens["block"] == DOCUMENTS * 32
+
+
+def test_one_question_under_every_method(tiny, profile):
+    item = build(2)[1]
+    answers = ask(MaskedModel(tiny), profile, item, METHODS)
+    assert list(answers) == list(METHODS)
+    assert answers[FULL].kl == 0
+    assert answers[FULL].same == 1
+    assert answers["block"].kl > 0
+    rows = summarise([item, item], [answers, answers])
+    assert rows[0]["logprob_from_full"] == [0, 0, 0]
+
+
+def test_a_small_run_writes_its_result_and_goes_on_after_an_interruption(tiny, tmp_path):
+    out, kept = tmp_path / "results" / "quality.json", tmp_path / "kept.jsonl"
+    told: list[str] = []
+    first = quality.run(model=tiny, items=2, quick=True, resume=kept)
+    result = quality.run(model=tiny, items=3, quick=True, out=out, resume=kept, note=told.append)
+    assert [line for line in told if line.startswith("question")] == ["question 3 of 3 (passage)"]
+    assert first["rows"][0]["method"] == FULL
+    assert {k: v for k, v in json.loads(out.read_text()).items() if k != "plot"} == {
+        k: v for k, v in result.items() if k != "plot"
+    }
+    assert len(table(result)[0]) == len(COLUMNS)
+    assert markdown(result).count("\n") == 1 + len(result["rows"])
+
+
+def test_a_gate_for_a_random_model(tiny):
+    gate = quality.measure_gate(tiny, items=2)
+    assert gate.verdict in ("block", "anchored", "epic", "prefix")
+    assert gate.items == 2
+    auto = Prompt.compose(TEXTS, "Why?", layout="auto", profile=replace(ModelProfile.default(), gate=gate))
+    assert auto.layout == gate.verdict
