@@ -19,7 +19,9 @@ def render() -> str:
 
 
 def _section(command: click.Command, path: str, parent: click.Context | None, parts: list[str]) -> None:
-    context = click.Context(command, info_name=path.rsplit(" ", 1)[-1], parent=parent, terminal_width=100, max_content_width=100)
+    context = click.Context(
+        command, info_name=path.rsplit(" ", 1)[-1], parent=parent, terminal_width=100, max_content_width=100
+    )
     parts.append(f"## {path}\n\n```\n{command.get_help(context).rstrip()}\n```\n")
     for name, sub in sorted(getattr(command, "commands", {}).items()):
         _section(sub, f"{path} {name}", context, parts)

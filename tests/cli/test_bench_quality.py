@@ -12,9 +12,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from layouts.methods import D, T, epic, full, spans
-from reference.checkpoints import make_checkpoint
-from reference.hf import HFReference
-
 from minipic_cli.bench import quality
 from minipic_cli.bench.quality.gate import judge
 from minipic_cli.bench.quality.masked import MaskedModel
@@ -23,6 +20,8 @@ from minipic_cli.bench.quality.methods import FULL, METHODS, NONE, compose, comp
 from minipic_cli.bench.quality.questions import DOCUMENTS, build
 from minipic_cli.bench.quality.report import COLUMNS, markdown, table
 from minipic_cli.bench.quality.scores import Score, bootstrap, divergence, exact_match, token_f1
+from reference.checkpoints import make_checkpoint
+from reference.hf import HFReference
 
 TEXTS = [
     "Rivers carry sand to the sea. Where they are slow they drop it, and islands grow that no map shows. Fishermen know "

@@ -6,8 +6,8 @@ import struct
 import numpy as np
 import pytest
 import torch
-from cli.gguf_files import F32, Q4_1, Q8_0, interleave, tiny_weights, write_gguf, write_tiny_model
 
+from cli.gguf_files import F32, Q4_1, Q8_0, interleave, tiny_weights, write_gguf, write_tiny_model
 from minipic_cli.models.gguf import GGUFError, GGUFFile
 from minipic_cli.models.llama import convert, hugging_face_name, unpermute
 from minipic_cli.models.weights_file import to_bfloat16

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cli.gguf_files import write_tiny_model
 
+from cli.gguf_files import write_tiny_model
 from minipic_cli import models
 from minipic_cli.models import ModelError, default_model_dir, ensure_default_model, store
 

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 
 import pytest
+
 from invariants.checks import assert_exact
 from invariants.engines import Ask
 from invariants.test_i3_exactness import PROMPTS

@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-from reference.prompts import PromptSpec
 
 from invariants.engines import Answer
+from reference.prompts import PromptSpec
 
 TOLERANCE = 1e-3  # of logprobs in fp32 (I3)
 TIE = 2e-4  # two tokens closer than this may swap

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+
 from reference.checkpoints import make_checkpoint
 from reference.hf import HFReference
 

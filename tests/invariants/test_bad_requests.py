@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from reference.corpus import words
-from reference.prompts import PromptSpec, dep, head, span
 
 from invariants.checks import assert_exact
 from invariants.engines import CONTROL, Ask
+from reference.corpus import words
+from reference.prompts import PromptSpec, dep, head, span
 
 SSEP, PDEP, PAD = CONTROL
 HEAD, A, QUESTION = words(12, 1), words(20, 2), words(5, 3)

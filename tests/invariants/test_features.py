@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference.corpus import words
-from reference.hf import HFReference
-from reference.prompts import PromptSpec, dep, head, span
 
 from invariants.checks import assert_differ, assert_exact
 from invariants.engines import Ask
+from reference.corpus import words
+from reference.hf import HFReference
+from reference.prompts import PromptSpec, dep, head, span
 
 HEAD, QUESTION = words(21, 1), words(9, 2)
 A, B, C = (words(n, 70 + n) for n in (40, 15, 90))

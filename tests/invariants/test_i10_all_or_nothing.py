@@ -3,10 +3,10 @@
 import os
 
 import pytest
-from reference.corpus import words
-from reference.prompts import PromptSpec, dep, head, span
 
 from invariants.engines import Engine
+from reference.corpus import words
+from reference.prompts import PromptSpec, dep, head, span
 
 SPEC = PromptSpec((head(*words(9, 1)), span(*words(20, 2)), dep(5)), anchor=4)
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from reference.corpus import words
-from reference.prompts import PromptSpec, dep, head, span
 
 from invariants.checks import assert_exact
 from invariants.engines import Ask
+from reference.corpus import words
+from reference.prompts import PromptSpec, dep, head, span
 
 HEAD, QUESTION = words(21, 1), words(9, 2)
 A, B, C = (words(n, 30 + n) for n in (40, 15, 100))

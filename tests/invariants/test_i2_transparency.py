@@ -1,11 +1,11 @@
 """I2: the model never sees control tokens or padding; what can't be mapped back to visible tokens is refused."""
 
 import pytest
-from reference.corpus import words
-from reference.prompts import PromptSpec, dep, head, span
 
 from invariants.checks import assert_exact, assert_same
 from invariants.engines import CONTROL, Ask
+from reference.corpus import words
+from reference.prompts import PromptSpec, dep, head, span
 
 HEAD, REST, QUESTION = words(21, 1), words(53, 2), words(9, 3)
 A, B = words(40, 31), words(15, 32)

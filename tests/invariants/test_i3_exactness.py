@@ -1,11 +1,11 @@
 """I3: span-mode logits equal the transformers reference, for every supported architecture, cold, warm and half-warm."""
 
 import pytest
-from reference.corpus import words
-from reference.prompts import PromptSpec, dep, head, span
 
 from invariants.checks import assert_exact
 from invariants.engines import Ask
+from reference.corpus import words
+from reference.prompts import PromptSpec, dep, head, span
 
 HEAD, QUESTION = words(21, 1), words(9, 2)
 A, B, C, D = (words(n, 10 + n) for n in (15, 40, 100, 31))  # 15 and 31 end exactly on a block boundary of 16

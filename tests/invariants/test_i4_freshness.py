@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from reference.corpus import words
-from reference.prompts import PromptSpec, dep, head, span
 
 from invariants.checks import assert_differ, assert_exact
 from invariants.engines import Ask
+from reference.corpus import words
+from reference.prompts import PromptSpec, dep, head, span
 
 HEAD = words(21, 1)
 A, B, C = (words(n, 40 + n) for n in (15, 31, 47))

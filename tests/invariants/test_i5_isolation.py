@@ -1,10 +1,10 @@
 """I5: a salt covers every block it was given for; a span crosses salts only when it is marked public."""
 
 import pytest
-from reference.corpus import words
-from reference.prompts import PromptSpec, dep, head, span
 
 from invariants.checks import assert_exact
+from reference.corpus import words
+from reference.prompts import PromptSpec, dep, head, span
 
 HEAD, LONG = words(37, 1), words(70, 2)  # two full head blocks, one of which holds padding
 A, B = words(47, 41), words(31, 42)

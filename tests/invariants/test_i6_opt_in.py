@@ -1,11 +1,11 @@
 """I6: control ids mean something only in a request that asks for it, and only in its original prompt."""
 
 import pytest
-from reference.corpus import words
-from reference.prompts import PromptSpec, dep, head, span
 
 from invariants.checks import assert_exact, assert_same, plain
 from invariants.engines import CONTROL, Ask
+from reference.corpus import words
+from reference.prompts import PromptSpec, dep, head, span
 
 HEAD, QUESTION = words(21, 1), words(9, 2)
 A, B = words(40, 61), words(15, 62)

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from reference.prompts import Control, PromptSpec, dep, head, span
 
 from invariants.checks import assert_exact
 from minipic_sdk import Document, MiniPIC, Prompt
 from minipic_sdk.testing import fake_profile
+from reference.prompts import Control, PromptSpec, dep, head, span
 
 httpx = pytest.importorskip("httpx")
 

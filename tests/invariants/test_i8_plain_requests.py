@@ -1,11 +1,11 @@
 """I8: a request without control tokens gets, to the bit, what stock vLLM gives it; its speed is benchmarked, not tested."""
 
 import pytest
-from reference.corpus import words
-from reference.prompts import PromptSpec, dep, head, span
 
 from invariants.checks import assert_exact
 from invariants.engines import Ask
+from reference.corpus import words
+from reference.prompts import PromptSpec, dep, head, span
 
 PROMPTS = [list(words(n, 300 + n)) for n in (1, 7, 31, 32, 33, 64, 100, 250)]
 PROMPTS += [[*PROMPTS[-1][:128], *words(20, 5)], PROMPTS[3]]  # prefix-cache hits

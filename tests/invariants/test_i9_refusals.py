@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from reference.checkpoints import COMMON, PLAIN_ROPE
 
 from invariants.engines import Engine
+from reference.checkpoints import COMMON, PLAIN_ROPE
 
 SMALL = {
     "vocab_size": 512,

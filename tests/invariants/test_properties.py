@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from reference.corpus import words
-from reference.prompts import PromptSpec, dep, head, span
 
 from invariants.checks import assert_exact
 from invariants.engines import Ask
+from reference.corpus import words
+from reference.prompts import PromptSpec, dep, head, span
 
 # A small stock of documents, so that prompts share them: empty, tiny, ending on block boundaries, and longer.
 LENGTHS = (0, 1, 3, 14, 15, 16, 31, 40, 47, 70)

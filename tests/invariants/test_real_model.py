@@ -1,6 +1,7 @@
 """The bundled model, SmolLM2-135M-Instruct: real weights and real text against transformers, as users serve it."""
 
 import pytest
+
 from invariants.checks import assert_exact
 from invariants.engines import Ask
 from reference.hf import HFReference
@@ -18,8 +19,9 @@ QUESTION = "Who finished the lighthouse on Skerry Rock?<|im_end|>\n<|im_start|>a
 @pytest.fixture(scope="module")
 def smol():
     """(model directory, tokenizer, transformers reference)"""
-    from minipic_cli.models import default_model_dir
     from tokenizers import Tokenizer
+
+    from minipic_cli.models import default_model_dir
 
     path = default_model_dir()
     return path, Tokenizer.from_file(str(path / "tokenizer.json")), HFReference(path)

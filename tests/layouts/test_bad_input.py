@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from invariants.checks import assert_exact
 from reference.corpus import words
 from reference.prompts import PromptSpec, dep, head, span

@@ -8,15 +8,15 @@
 import random
 
 import pytest
+
 from invariants.checks import assert_exact
 from invariants.engines import CONTROL, Ask
-from reference.corpus import words
-
 from layouts.methods import D, T, epic, full, parts, placed, spans
 from minipic_sdk.layout import ControlTokens
 from minipic_sdk.layouts import Anchored, Block, Epic, Prefix
 from minipic_sdk.layouts.base import Part, Piece, Rules, place
 from minipic_sdk.protocol import RequestMeta
+from reference.corpus import words
 
 pytestmark = pytest.mark.engine
 

@@ -1,16 +1,16 @@
 """Requests of different layouts over the same documents share physical blocks wherever their content allows."""
 
 import pytest
+
 from invariants.checks import assert_exact
 from invariants.engines import CONTROL, Ask
-from reference.corpus import words
-from reference.prompts import PromptSpec, dep, head, span
-
 from layouts.methods import D, T, epic, spans
 from layouts.test_exactness import HEAD, QUESTION, laid_out
 from minipic_sdk import Document, ModelProfile, Prompt
 from minipic_sdk.layouts import Anchored, Block, Epic
 from minipic_sdk.schema import Module, Param, Schema
+from reference.corpus import words
+from reference.prompts import PromptSpec, dep, head, span
 
 pytestmark = pytest.mark.engine
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from reference.checkpoints import make_checkpoint
 
 pytest.importorskip("vllm")

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from reference.prompts import Control, PromptSpec
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
 from minipic_sdk.layout import ControlTokens, Layout
@@ -21,6 +20,7 @@ from minipic_sdk.protocol import XARGS_KEY, RequestMeta
 from minipic_server.plan import RequestPlan
 from minipic_server.scheduler import REARRANGED
 from minipic_server.state import known_state
+from reference.prompts import Control, PromptSpec
 
 CONTROL = ControlTokens(*Control())
 BLOCK = 16

@@ -1,8 +1,8 @@
 """Situations that need an exact constellation, each one a hole that was there or could be."""
 
 import pytest
-from reference.prompts import PromptSpec, dep, head, span
 
+from reference.prompts import PromptSpec, dep, head, span
 from scheduling.dry import answer
 from scheduling.test_properties import ANCHOR, check_empty, words
 

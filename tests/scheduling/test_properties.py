@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference.prompts import PromptSpec, dep, head, span
 
+from reference.prompts import PromptSpec, dep, head, span
 from scheduling.dry import answer
 
 R = random.Random(4)
