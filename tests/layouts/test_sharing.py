@@ -61,6 +61,7 @@ def test_warm_epic_computes_at_most_k_tokens_a_document(engine, reference):
     it.run(laid_out(Anchored(), GIVEN, 1)[0])
     sent, _ = laid_out(Epic(32), GIVEN)
     answer = it.run(sent)[0]
+    assert isinstance(sent.prompt, list)
     left = sent.prompt[answer.cached :]
     assert sum(t not in CONTROL for t in left) == 3 * 32 + len(QUESTION.ids)
     assert_exact(answer, reference(), epic(GIVEN, 4, 32))
