@@ -122,5 +122,5 @@ def test_wheel_holds_code_and_data(tmp_path):
     wanted = {
         name.replace(root, target, 1) for root, target in roots.items() for name in files if name.startswith(root)
     }
-    assert {name for name in wanted if (name.endswith(".md") is False)} - inside == set()
+    assert {name for name in wanted if not name.endswith(".md")} - inside == set()
     assert not {name for name in inside if name.startswith(("tests", "benchmarks", "scripts", "docs"))}
