@@ -49,12 +49,12 @@ class RequestMeta:
             raise LayoutError(None, f"vllm_xargs[{XARGS_KEY!r}] must be a JSON string, got {type(text).__name__}")
         try:
             parsed: object = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise LayoutError(None, f"vllm_xargs[{XARGS_KEY!r}] is not JSON: {error}") from None
         if not isinstance(parsed, dict):
             raise LayoutError(None, f"vllm_xargs[{XARGS_KEY!r}] must hold a JSON object")
         body = cast("dict[str, Any]", parsed)
-        if body.get("v") != LAYOUT_VERSION:
+        if type(body.get("v")) is not int or body["v"] != LAYOUT_VERSION:
             raise LayoutError(None, f"unknown layout version {body.get('v')!r}: this server speaks {LAYOUT_VERSION}")
         if unknown := body.keys() - _FIELDS:
             raise LayoutError(None, f"unknown field {min(unknown)!r} in the request metadata")
@@ -103,7 +103,12 @@ def _strings(body: dict[str, Any], key: str) -> tuple[str, ...]:
     value = body.get(key, ())
     if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in cast("list[object]", value)):
         raise LayoutError(None, f"{key} must be a list of strings")
-    return tuple(cast("list[str]", value))
+    strings = tuple(cast("list[str]", value))
+    try:
+        "".join(strings).encode()
+    except UnicodeEncodeError:
+        raise LayoutError(None, f"{key} must be encodable as UTF-8") from None
+    return strings
 
 
 def _placements(value: object) -> tuple[Placement, ...]:
