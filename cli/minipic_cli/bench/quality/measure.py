@@ -15,7 +15,7 @@ from minipic_cli.bench.quality.questions import Item
 from minipic_cli.bench.quality.scores import Score, bootstrap, divergence, exact_match, token_f1
 from minipic_sdk import ModelProfile
 
-EXTRA = 6  # tokens generated beyond as many as the wanted answer has
+EXTRA = 3  # tokens generated beyond as many as the wanted answer has
 Scores = dict[str, Score]
 """By name of the method."""
 

@@ -21,7 +21,7 @@ METHODS: Final[dict[str, Method]] = {
     FULL: Method({"layout": "prefix"}, "full"),
     NONE: Method({"layout": "prefix"}, "none", documents=False),
     "block": Method({"layout": "block"}, "anchored"),
-    **{f"anchored {n}": Method({"layout": "anchored", "anchor": n}, "anchored") for n in (1, 3, 8, 16)},
+    **{f"anchored {n}": Method({"layout": "anchored", "anchor": n}, "anchored") for n in (3, 8, 16)},
     "anchored head": Method({"layout": "anchored", "anchor": "head"}, "anchored"),
     **{f"epic {k}, block": Method({"layout": "epic", "k": k, "base": "block"}, "epic block") for k in (8, 31)},
     **{f"epic {k}, anchored": Method({"layout": "epic", "k": k}, "epic anchored") for k in (8, 31)},

@@ -18,7 +18,7 @@ from minipic_sdk.schema import Module, Schema, Union
 
 Kind = Literal["continue", "cloze", "passage", "fact"]
 
-SHELVES, ALTERNATIVES = 12, 5  # of the schema: unions, and passages in each
+SHELVES, ALTERNATIVES = 8, 3  # of the schema: unions, and passages in each
 DOCUMENTS: Final = 4  # in a prompt
 OPENING, ENDING = 6, 8  # words of a sentence that are shown, and that are asked for
 _CITED: Final = re.compile(r'["`*:=<>_\\]')
