@@ -17,6 +17,7 @@ _MARK = "_minipic_patched"
 def _replace(owner: Any, name: str, replacement: Any) -> None:
     """Set ``owner.name`` once: vLLM loads plugins several times in a process."""
     setattr(replacement, _MARK, True)
+    replacement.__wrapped__ = getattr(owner, name, None)
     setattr(owner, name, replacement)
 
 

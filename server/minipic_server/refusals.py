@@ -23,55 +23,33 @@ def check_config(config: "VllmConfig") -> None:
     cuda_only_parallel = parallel.tensor_parallel_size > 1 and config.device_config.device_type != "cuda"
     offload = config.kv_transfer_config
     refused = {
+        "multi-head latent attention (MLA) has another key layout": model.use_mla,
+        "M-RoPE positions are not supported": model.uses_mrope,
+        "multimodal models are not supported": model.is_multimodal_model,
+        "encoder-decoder models are not supported": model.is_encoder_decoder,
+        "pooling models are not supported": model.runner_type == "pooling",
+        "state-space and hybrid models are not supported": model.is_hybrid or model.is_attention_free,
+        "sliding-window attention is not supported": bool(model.get_sliding_window()),
+        "prompt embeddings are not supported": model.enable_prompt_embeds,
+        "speculative decoding is not tested with spans": config.speculative_config is not None,
+        "context parallelism is not supported": parallel.decode_context_parallel_size > 1
+        or parallel.prefill_context_parallel_size > 1,
+        "data parallelism inside one server is not supported": parallel.data_parallel_size > 1,
+        "pipeline parallelism is not tested with spans": parallel.pipeline_parallel_size > 1,
+        "tensor parallelism is not tested with spans on this platform": cuda_only_parallel,
+        "micro-batch overlap (DBO) is not supported": parallel.enable_dbo,
+        "KV-sharing fast prefill is not supported": cache.kv_sharing_fast_prefill,
+        "KV cache events are not split at span boundaries yet": bool(
+            config.kv_events_config and config.kv_events_config.enable_kv_cache_events
+        ),
+        "foreign KV connectors are not tested with spans": offload is not None
+        and offload.kv_connector != "OffloadingConnector",
+        f"KV cache dtype {cache.cache_dtype!r} is not tested with spans": cache.cache_dtype
+        not in ("auto", "bfloat16", "float16"),
+        # Last: vLLM switches it off for some of the models above, and they are the reason then.
         f"prefix hash {cache.prefix_caching_hash_algo!r} isn't sha256": not cache.prefix_caching_hash_algo.startswith(
             "sha256"
         ),
-        f"KV cache dtype {cache.cache_dtype!r} is not tested with spans": cache.cache_dtype
-        not in ("auto", "bfloat16", "float16"),
-        "multi-head latent attention (MLA) has another key layout": model.use_mla,
-        "M-RoPE positions are not supported": model.uses_mrope,
-        "multimodal models are not supported": model.is_multimodal_model,
-        "encoder-decoder models are not supported": model.is_encoder_decoder,
-        "pooling models are not supported": model.runner_type == "pooling",
-        "state-space and hybrid models are not supported": model.is_hybrid or model.is_attention_free,
-        "sliding-window attention is not supported": bool(model.get_sliding_window()),
-        "prompt embeddings are not supported": model.enable_prompt_embeds,
-        "speculative decoding is not tested with spans": config.speculative_config is not None,
-        "context parallelism is not supported": parallel.decode_context_parallel_size > 1
-        or parallel.prefill_context_parallel_size > 1,
-        "data parallelism inside one server is not supported": parallel.data_parallel_size > 1,
-        "pipeline parallelism is not tested with spans": parallel.pipeline_parallel_size > 1,
-        "tensor parallelism is not tested with spans on this platform": cuda_only_parallel,
-        "micro-batch overlap (DBO) is not supported": parallel.enable_dbo,
-        "KV-sharing fast prefill is not supported": cache.kv_sharing_fast_prefill,
-        "KV cache events are not split at span boundaries yet": bool(
-            config.kv_events_config and config.kv_events_config.enable_kv_cache_events
-        ),
-        "foreign KV connectors are not tested with spans": offload is not None
-        and offload.kv_connector != "OffloadingConnector",
-        # Last: vLLM switches it off for some of the models above, and they are the reason then.
-        "multi-head latent attention (MLA) has another key layout": model.use_mla,
-        "M-RoPE positions are not supported": model.uses_mrope,
-        "multimodal models are not supported": model.is_multimodal_model,
-        "encoder-decoder models are not supported": model.is_encoder_decoder,
-        "pooling models are not supported": model.runner_type == "pooling",
-        "state-space and hybrid models are not supported": model.is_hybrid or model.is_attention_free,
-        "sliding-window attention is not supported": bool(model.get_sliding_window()),
-        "prompt embeddings are not supported": model.enable_prompt_embeds,
-        "speculative decoding is not tested with spans": config.speculative_config is not None,
-        "context parallelism is not supported": parallel.decode_context_parallel_size > 1
-        or parallel.prefill_context_parallel_size > 1,
-        "data parallelism inside one server is not supported": parallel.data_parallel_size > 1,
-        "pipeline parallelism is not tested with spans": parallel.pipeline_parallel_size > 1,
-        "tensor parallelism is not tested with spans on this platform": cuda_only_parallel,
-        "micro-batch overlap (DBO) is not supported": parallel.enable_dbo,
-        "KV-sharing fast prefill is not supported": cache.kv_sharing_fast_prefill,
-        "KV cache events are not split at span boundaries yet": bool(
-            config.kv_events_config and config.kv_events_config.enable_kv_cache_events
-        ),
-        "foreign KV connectors are not tested with spans": offload is not None
-        and offload.kv_connector != "OffloadingConnector",
-        # Last: vLLM switches it off for some of the models above, and they are the reason then.
         "prefix caching is off": not cache.enable_prefix_caching,
     }
     for what, wrong in refused.items():

@@ -1,1 +1,173 @@
-"""`minipic bench trace`: throughput and latency on traces of RAG prompts."""
+"""``minipic bench trace``: RAG traces on stock vLLM and on MiniPIC, one after the other with the same settings.
+
+python -m minipic_cli.bench.trace --machine h200 --stages fit,warm,off,empty,barrier,slope
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from minipic_cli.bench.trace.rows import rows, spnl
+from minipic_cli.bench.trace.shapes import Vocabulary, make
+from minipic_sdk.errors import ProfileError
+
+RESULTS: Final = {"cpu": Path("benchmarks/results/cpu.json"), "h200": Path("benchmarks/results/h200.json")}
+STAGES: Final = ("fit", "warm", "off", "empty", "barrier", "large", "large_barriers", "slope")
+_MINIPIC_ONLY: Final = ("off", "empty", "barrier", "large_barriers", "slope")
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Engine options and vocabulary of one kind of machine."""
+
+    options: dict[str, Any]
+    vocabulary: Vocabulary
+    kv_bytes: int  # keys and values of one token
+    lengths: tuple[int, ...]  # of uncached_span_slope
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def h200(kv_tokens: int = 800_000) -> Machine:
+    """Llama-3-8B's shape with made-up weights."""
+    from minipic_cli.bench.gpu.workload import CONTROL, GRAPHS, Scale, model_directory
+
+    options = {
+        "model": model_directory(Scale()),
+        "block_size": 16,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "dtype": "bfloat16",
+        "seed": 0,
+        "max_model_len": 150_000,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 16384,
+        "gpu_memory_utilization": 0.85,
+        "num_gpu_blocks_override": kv_tokens // 16,
+        "enable_prefix_caching": True,
+        "prefix_caching_hash_algo": "sha256",
+        "disable_log_stats": True,
+        "compilation_config": {"cudagraph_capture_sizes": GRAPHS},
+    }
+    lengths = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+    return Machine(options, Vocabulary(1000, 127_000, CONTROL), 2 * 32 * 8 * 128 * 2, lengths)
+
+
+def cpu(kv_tokens: int = 65_536, model: str | None = None, eager: bool = False) -> Machine:
+    """The bundled model, or a directory with another one."""
+    from minipic_sdk.profile import ModelProfile
+
+    if model is None:
+        from minipic_cli.models import default_model_dir
+
+        model = str(default_model_dir())
+    config = json.loads((Path(model) / "config.json").read_text())
+    try:
+        control = tuple(ModelProfile.from_directory(model, block_size=16).control_tokens)
+    except (OSError, ProfileError):
+        control = tuple(config["vocab_size"] - i for i in (3, 2, 1))  # a bare directory, without a tokenizer
+    options = {
+        "model": model,
+        "block_size": 16,
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "max_model_len": 4096,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
+        "num_gpu_blocks_override": kv_tokens // 16,
+        "enable_prefix_caching": True,
+        "enforce_eager": eager,
+        "disable_log_stats": True,
+    }
+    heads = config.get("num_key_value_heads", config["num_attention_heads"])
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    words = Vocabulary(10, min(config["vocab_size"] - 10, 40_000), control)
+    environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "6"}
+    return Machine(options, words, 2 * config["num_hidden_layers"] * heads * width * 4, (512, 1024, 2048), environment)
+
+
+def run(
+    machine: Machine,
+    *,
+    shape: str = "2wiki",
+    prompts: int = 800,
+    stages: Sequence[str] = ("fit", "warm", "off", "empty", "barrier", "slope"),
+    repeats: int = 2,
+    engines: Sequence[str] = ("stock", "minipic"),
+    budget: float = 290.0,
+    raw: Path | None = None,
+    note: Note = lambda _: None,
+) -> dict[str, Any]:
+    """Run both engines and compare.
+
+    Args:
+        machine: options of the engines; see ``h200`` and ``cpu``.
+        shape: of the trace: "2wiki", "long" or "agent".
+        prompts: of the trace that fits the cache; the large one is sized by the cache.
+        stages: of ``STAGES``, in this order.
+        repeats: traces of other seeds (fit, off) or orders (warm) per stage.
+        engines: which to run now; raw results of the other are taken from ``raw`` if they are there.
+        budget: seconds for each engine; what was measured by then counts.
+        raw: directory of the raw results.
+        note: told what is being done.
+
+    Returns:
+        ``{"rows": [...], "bound": {...}, "spnl_model": {...}}``.
+    """
+    raw = raw or Path(tempfile.mkdtemp(prefix="minipic-trace-"))
+    raw.mkdir(parents=True, exist_ok=True)
+    trace = make(shape, prompts, machine.vocabulary)
+    words = machine.vocabulary
+    for kind in engines:
+        plan = {
+            "kind": kind,
+            "options": machine.options,
+            "vocabulary": {"low": words.low, "high": words.high, "control": list(words.control)},
+            "shape": shape,
+            "prompts": prompts,
+            "repeats": repeats,
+            "lengths": machine.lengths,
+            "stages": [s for s in stages if kind == "minipic" or s not in _MINIPIC_ONLY],
+        }
+        if plan["stages"]:
+            note(f"{kind}: {', '.join(plan['stages'])}")
+            _measure(plan, raw, machine.environment, budget)
+    found = {k: json.loads(p.read_text()) for k in ("stock", "minipic") if (p := raw / f"{k}.json").exists()}
+    bound = trace.bound(machine.options["block_size"])
+    result: dict[str, Any] = {"rows": [], "bound": bound}
+    if len(found) == 2:
+        command = f"minipic bench trace --shape {shape} --prompts {prompts} --stages {','.join(stages)}"
+        result["rows"] = rows(found["stock"], found["minipic"], bound, command)
+        result["spnl_model"] = spnl(trace, found["stock"], found["minipic"], machine.kv_bytes)
+    result["raw"] = found
+    return result
+
+
+def _measure(plan: dict[str, Any], raw: Path, environment: dict[str, str], budget: float) -> None:
+    kind = plan["kind"]
+    out, written = raw / f"{kind}.json", raw / f"{kind}-plan.json"
+    out.unlink(missing_ok=True)
+    written.write_text(json.dumps(plan))
+    env = {k: v for k, v in os.environ.items() if k not in ("MINIPIC", "VLLM_PLUGINS")} | environment
+    if kind == "stock":
+        env["VLLM_PLUGINS"] = ""  # no plugin at all
+    command = [sys.executable, "-m", "minipic_cli.bench.trace.worker", str(written), str(out)]
+    # A session of its own: the engine's processes go with it.
+    process = subprocess.Popen(command, stdout=sys.stderr, env=env, start_new_session=True)
+    try:
+        process.wait(budget)
+    except subprocess.TimeoutExpired:
+        print(f"{kind}: stopped after {budget:.0f} s", file=sys.stderr)
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
