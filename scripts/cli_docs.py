@@ -1,8 +1,8 @@
 """Write docs/cli.md from the command's own help: ``python scripts/cli_docs.py``; a test keeps it from drifting."""
 
 from pathlib import Path
+from typing import Any
 
-import click
 import typer
 
 from minipic_cli.main import app
@@ -18,8 +18,9 @@ def render() -> str:
     return "\n".join(parts)
 
 
-def _section(command: click.Command, path: str, parent: click.Context | None, parts: list[str]) -> None:
-    context = click.Context(
+def _section(command: Any, path: str, parent: Any, parts: list[str]) -> None:
+    # By the command's own class: some releases of typer carry a click of their own.
+    context = command.context_class(
         command, info_name=path.rsplit(" ", 1)[-1], parent=parent, terminal_width=100, max_content_width=100
     )
     parts.append(f"## {path}\n\n```\n{command.get_help(context).rstrip()}\n```\n")
