@@ -34,6 +34,7 @@ class Machine:
     kv_bytes: int  # keys and values of one token
     lengths: tuple[int, ...]  # of uncached_span_slope
     environment: dict[str, str] = field(default_factory=dict[str, str])
+    stock_options: dict[str, Any] = field(default_factory=dict[str, Any])  # where stock can't have MiniPIC's
 
 
 def h200(kv_tokens: int = 800_000) -> Machine:
@@ -91,7 +92,12 @@ def cpu(kv_tokens: int = 65_536, model: str | None = None, eager: bool = False) 
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     words = Vocabulary(10, min(config["vocab_size"] - 10, 40_000), control)
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "6"}
-    return Machine(options, words, 2 * config["num_hidden_layers"] * heads * width * 4, (512, 1024, 2048), environment)
+    kv_bytes = 2 * config["num_hidden_layers"] * heads * width * 4
+    coarse = {
+        "block_size": 32,
+        "num_gpu_blocks_override": kv_tokens // 32,
+    }  # stock CPU attention takes no smaller blocks
+    return Machine(options, words, kv_bytes, (512, 1024, 2048), environment, coarse)
 
 
 def run(
@@ -129,7 +135,7 @@ def run(
     for kind in engines:
         plan = {
             "kind": kind,
-            "options": machine.options,
+            "options": {**machine.options, **(machine.stock_options if kind == "stock" else {})},
             "vocabulary": {"low": words.low, "high": words.high, "control": list(words.control)},
             "shape": shape,
             "prompts": prompts,

@@ -87,7 +87,8 @@ class Worker:
 
     def counts(self) -> dict[str, int]:
         """The scheduler's counters, for engines with spans."""
-        return {k: v for k, v in self.ask("stats", None).items() if isinstance(v, int)} if self.spans else {}
+        counts = self.ask("stats", None) if self.spans else {}
+        return {k: v for k, v in counts.items() if isinstance(v, int) and "blocks" not in k}
 
     def ask(self, operation: str, payload: Any) -> Any:
         """A question to the scheduler, wherever it runs."""
@@ -158,8 +159,9 @@ class Worker:
         """Seconds to compute prompts of uncached spans, by their total length."""
         for n in lengths:
             for i in range(3):
-                trace = make("long" if n >= 16_000 else "2wiki", 1 + n // 8000, self.words, seed=1000 + n + i)
-                spans = [s for ask in trace.asks for s in ask.spans]
+                shape, prompts = ("long", 4 + n // 4000) if n >= 16_000 else ("2wiki", 8 + n // 250)
+                trace = make(shape, prompts, self.words, seed=1000 + n + i)
+                spans = trace.documents()
                 parts: list[tuple[int, ...]] = []
                 while sum(map(len, parts)) < n and spans:
                     parts.append(spans.pop()[: n - sum(map(len, parts))])
