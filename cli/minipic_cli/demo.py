@@ -10,16 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import groupby
-from typing import IO, Annotated, Any, Final
+from typing import IO, Any, Final
 
 import typer
 
 from minipic_cli import console, options
 from minipic_cli.errors import CLIError
-from minipic_cli.lookups import asked, lookups, passages
+from minipic_cli.lookups import passages
 from minipic_cli.models import ensure_default_model
 from minipic_sdk import Document, MiniPIC, Prompt
 
@@ -36,7 +34,6 @@ def add_to(app: typer.Typer) -> None:
 
 
 def demo(
-    items: Annotated[int, typer.Option("--items", min=0, help="Lookup questions that compare the answers.")] = 100,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -44,7 +41,6 @@ def demo(
     begin = time.monotonic()
     model = ensure_default_model()
     with _server(str(model)) as url, MiniPIC(base_url=url, max_retries=0) as client:
-        profile = client.profile()
         documents = [Document(text, name=f"doc {i + 1}") for i, text in enumerate(passages(DOCUMENTS))]
         console.note(f"warming {DOCUMENTS} documents")
         warmed = client.warm(documents)
@@ -52,9 +48,6 @@ def demo(
             "warmed": {"documents": len(documents), "tokens": warmed.tokens, "blocks": warmed.blocks},
             "orders": list(_orders(client, documents)),
         }
-        if items:
-            console.note(f"scoring the answers to {items} lookup questions, plain and with spans")
-            result["answers"] = _answers(url, profile, items)
         result["seconds"] = round(time.monotonic() - begin, 1)
     if as_json:
         console.print_json(result)
@@ -85,46 +78,6 @@ def _orders(client: MiniPIC, documents: list[Document]) -> Iterator[dict[str, An
                 "answer": " ".join(answer.text.split()),
             }
         yield row
-
-
-def _answers(url: str, profile: Any, items: int) -> dict[str, Any]:
-    """Mean log probability per token of the true answers, plain prompts (stock attention) against spans."""
-    import httpx
-
-    ends = {profile.tokenizer.decode([t]) for t in profile.eos_token_ids}
-    scores: dict[str, list[float]] = {"plain": [], "minipic": []}
-    with httpx.Client(base_url=url, timeout=600) as http, ThreadPoolExecutor(16) as pool:
-
-        def score(body: dict[str, Any]) -> float:
-            answer = http.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["logprobs"]
-            pairs = zip(answer["tokens"], answer["token_logprobs"], strict=True)
-            found = [logprob for token, logprob in pairs if token and token not in ends]
-            return statistics.fmean(found)
-
-        for _, group in groupby(lookups(passages(), items), key=lambda item: item.passages):
-            found = [(item, *asked(item, profile)) for item in group]
-            for kind in scores:
-                bodies = [
-                    {
-                        "model": profile.model,
-                        "prompt": [*(prompt.token_ids if kind == "minipic" else prompt.plain_token_ids), *opening],
-                        "max_tokens": 4 * len(item.answer.split()),
-                        "temperature": 0,
-                        "logprobs": 0,
-                        "structured_outputs": {"choice": [item.answer]},
-                        **({"vllm_xargs": prompt.vllm_xargs} if kind == "minipic" else {}),
-                    }
-                    for item, prompt, opening in found
-                ]
-                # One ahead of the rest, so that the passages are in the cache when the others arrive.
-                scores[kind] += [score(bodies[0]), *pool.map(score, bodies[1:])]
-    plain, ours = (statistics.fmean(scores[k]) for k in ("plain", "minipic"))
-    return {
-        "items": items,
-        "plain_logprob": round(plain, 4),
-        "minipic_logprob": round(ours, 4),
-        "gap": round(plain - ours, 4),
-    }
 
 
 @contextmanager
@@ -188,9 +141,4 @@ def _show(result: dict[str, Any]) -> None:
     console.out().print(table)
     ratio = statistics.median(r["plain"]["ttft_ms"] / r["minipic"]["ttft_ms"] for r in result["orders"])
     console.out().print(f"time to first token in a new order: {ratio:.1f} times shorter")
-    if answers := result.get("answers"):
-        console.out().print(
-            f"true answers of {answers['items']} lookup questions, log probability per token: plain "
-            f"{answers['plain_logprob']:.3f}, MiniPIC {answers['minipic_logprob']:.3f} (gap {answers['gap']:.3f})"
-        )
     console.out().print(f"{result['seconds']:.0f} s in all")

@@ -1,9 +1,6 @@
 """Lookup questions made from documents: does the model still read what it was given, and how well?
 
-Each item shows a few passages and asks for the rest of one of their sentences, word for word. The score is the log
-probability of the true continuation, which moves long before an answer visibly breaks. It is measured by decoding with
-the continuation as the only choice of a structured output (vLLM reports the model's own, unconstrained log
-probabilities), because prompt log probabilities are refused for span requests and cost a whole prefill elsewhere.
+Each item shows a few passages and asks for the rest of one of their sentences, word for word.
 """
 
 import random

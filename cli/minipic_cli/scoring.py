@@ -1,95 +1,80 @@
-"""How likely a server finds given answers: log-probabilities of gold tokens, the same way for any vLLM server.
+"""How likely an engine finds given answers: log probabilities of gold tokens, the same way for stock and MiniPIC.
 
-`prompt_logprobs` would do it in one request, but recomputes the whole prompt, and span requests refuse it. So the
-answer is generated greedily with the best alternatives of each token; as long as the model says what the gold answer
-says, one request scores it all. Where it deviates, the gold token's own log-probability is taken from the
-alternatives, or asked for with a request that allows only this token (vLLM reports log-probabilities from before that
-restriction), and the rest is scored behind the gold token.
+`prompt_logprobs` would do it at once, but computes the whole prompt again, and span requests refuse it. A grammar that
+allows only the answer won't do: the runner masks the logits before the sampler takes log probabilities. So an answer is
+generated greedily with the best alternatives of each token; as long as the model says what the gold answer says, one
+request scores it all. Where it deviates, the gold token's log probability is taken from the alternatives, or asked for
+with a request that allows only this token (of which vLLM does report the log probability before the restriction), and
+the rest is scored behind the gold token.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import httpx
-
-from minipic_cli.errors import CLIError
-
-_ALTERNATIVES: Final = 20  # vLLM's own limit by default
-_AT_ONCE: Final = 32  # requests in flight
+ALTERNATIVES: Final = 20  # vLLM's own limit by default
 
 
-class Asked(NamedTuple):
-    """A prompt as it goes over the wire, and the answer to score."""
+class Gold(NamedTuple):
+    """A prompt and the answer to score."""
 
     token_ids: Sequence[int]
-    extra: Mapping[str, Any]  # further fields of the request, such as vllm_xargs
-    gold: Sequence[int]
+    answer: Sequence[int]
 
 
-def score(
-    url: str, model: str, asked: Sequence[Asked], done: Callable[[], None] = lambda: None, api_key: str | None = None
-) -> list[list[float]]:
-    """Log-probability of every gold token, in the order asked.
+class Probe(NamedTuple):
+    """A request that scoring needs: greedy, end-of-text ignored."""
 
-    Args:
-        url: of the server, without /v1.
-        model: as it is served.
-        asked: prompts with their answers.
-        done: called after each.
-        api_key: the server's.
-    """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    token_ids: list[int]
+    max_tokens: int
+    only: int | None  # the one token that may be generated
 
-    async def run() -> list[list[float]]:
-        limits = asyncio.Semaphore(_AT_ONCE)
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=600) as http:
-
-            async def one(item: Asked) -> list[float]:
-                async with limits:
-                    found = await _score(http, model, item)
-                done()
-                return found
-
-            # The first alone: it fills the cache for those that share its documents.
-            return [await one(asked[0]), *await asyncio.gather(*map(one, asked[1:]))]
-
-    return asyncio.run(run()) if asked else []
+    def params(self) -> dict[str, Any]:
+        """Its sampling parameters, as vLLM names them."""
+        limited = {} if self.only is None else {"allowed_token_ids": [self.only]}
+        logprobs = ALTERNATIVES if self.only is None else 1
+        return {"temperature": 0, "ignore_eos": True, "max_tokens": self.max_tokens, "logprobs": logprobs, **limited}
 
 
-async def _score(http: httpx.AsyncClient, model: str, asked: Asked) -> list[float]:
-    gold = asked.gold
-    found: list[float] = []
-    while len(found) < len(gold):
-        at = len(found)
-        body = _body(model, asked, at) | {"max_tokens": len(gold) - at, "logprobs": _ALTERNATIVES}
-        answer = await _complete(http, body)
-        for said, alternatives in zip(answer["tokens"], answer["top_logprobs"], strict=True):
-            token = f"token_id:{gold[len(found)]}"
-            if token not in alternatives:
-                break
-            found.append(alternatives[token])
-            if said != token:
-                break
-        if len(found) == at:
-            found.append(await _of_one(http, model, asked, at))
+class Said(NamedTuple):
+    """One generated token."""
+
+    token: int
+    logprobs: Mapping[int, float]  # of the alternatives and of the token itself
+
+
+Complete = Callable[[list[Probe]], list[list[Said]]]
+"""Runs requests as one batch; the generated tokens of each."""
+
+
+def score(golds: Sequence[Gold], complete: Complete) -> list[list[float]]:
+    """Log probability of every answer's tokens, in order."""
+    found: list[list[float]] = [[] for _ in golds]
+    narrow: set[int] = set()  # whose next token was not among the alternatives
+    while todo := [i for i, gold in enumerate(golds) if len(found[i]) < len(gold.answer)]:
+        probes = [_probe(golds[i], len(found[i]), only=i in narrow) for i in todo]
+        for i, said in zip(todo, complete(probes), strict=True):
+            before = len(found[i])
+            _take(golds[i].answer, found[i], said)
+            if len(found[i]) == before:
+                if i in narrow:
+                    raise ValueError("the engine does not report the log probability of the token it was allowed")
+                narrow.add(i)
+            else:
+                narrow.discard(i)
     return found
 
 
-async def _of_one(http: httpx.AsyncClient, model: str, asked: Asked, at: int) -> float:
-    """Of a gold token that is not among the alternatives."""
-    only = {"max_tokens": 1, "logprobs": 1, "allowed_token_ids": [asked.gold[at]]}
-    return (await _complete(http, _body(model, asked, at) | only))["token_logprobs"][0]
+def _probe(gold: Gold, at: int, *, only: bool) -> Probe:
+    ids = [*gold.token_ids, *gold.answer[:at]]
+    return Probe(ids, 1, gold.answer[at]) if only else Probe(ids, len(gold.answer) - at, None)
 
 
-def _body(model: str, asked: Asked, at: int) -> dict[str, Any]:
-    prompt = [*asked.token_ids, *asked.gold[:at]]
-    fixed = {"temperature": 0, "ignore_eos": True, "return_tokens_as_token_ids": True}
-    return {"model": model, "prompt": prompt, **fixed, **asked.extra}
-
-
-async def _complete(http: httpx.AsyncClient, body: Mapping[str, Any]) -> dict[str, Any]:
-    response = await http.post("/v1/completions", json=body)
-    if not response.is_success:
-        raise CLIError(f"{http.base_url} refused to score an answer: {response.status_code} {response.text[:300]}")
-    return response.json()["choices"][0]["logprobs"]
+def _take(answer: Sequence[int], found: list[float], said: Sequence[Said]) -> None:
+    """Add what ``said`` tells about the answer's next tokens: up to the first that is another one's, inclusive."""
+    for token, logprobs in said:
+        gold = answer[len(found)]
+        if gold not in logprobs:
+            return
+        found.append(logprobs[gold])
+        if token != gold:
+            return

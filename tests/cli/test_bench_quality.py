@@ -118,7 +118,7 @@ def test_the_masked_model_is_the_references(tiny, profile):
         "anchored": spans(given, 3),
         "epic": epic(given, 3, 31),
     }
-    states = []
+    states, agreed = [], []
     for layout, spec in written.items():
         prompt = Prompt.compose(TEXTS, question, layout=layout, profile=profile)
         answer = model.answer(prompt, [], wanted)
@@ -126,11 +126,15 @@ def test_the_masked_model_is_the_references(tiny, profile):
         assert torch.allclose(answer.logprobs, expected, atol=1e-3)
         begun = model.answer(prompt, wanted[:1], wanted[1:])
         assert torch.allclose(begun.logprobs, expected[1:], atol=1e-3)
-        states.append(answer.state)
-    for said, spec in zip(model.generate(states, 6), written.values(), strict=True):
-        assert said == reference.greedy(spec, 6)
-    first = model.generate(states, 6)[0]
-    assert model.generate(states[:1], 6, stop=[first[2]])[0] == first[: first.index(first[2])]
+        greedy = reference.greedy(spec, 6)
+        assert model.answer(prompt, [], greedy)[1:] == (6, None)
+        astray = model.answer(prompt, [], [*greedy[:2], greedy[2] + 1])
+        assert astray.agreed == 2
+        states.append(astray.state)
+        agreed.append(greedy[2:])
+    for said, rest in zip(model.generate(states, 4), agreed, strict=True):
+        assert said == rest
+    assert model.generate(states[:1], 4, stop=[agreed[0][2]])[0] == agreed[0][: agreed[0].index(agreed[0][2])]
 
 
 def test_what_each_method_computes(profile):

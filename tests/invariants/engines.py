@@ -21,6 +21,7 @@ class Ask:
     meta: str | None = None  # overrides what the spec says
     params: dict[str, Any] = field(default_factory=dict)
     lora: Any = None
+    priority: int = 0  # lower goes first, in engines that look at it
 
     def engine_input(self) -> tuple[dict[str, Any], Any]:
         """What ``LLM.generate`` takes."""
@@ -94,6 +95,7 @@ class Engine:
                 [params for _, params in inputs],
                 use_tqdm=False,
                 lora_request=loras if any(loras) else None,
+                priority=[ask.priority for ask in asks] if any(ask.priority for ask in asks) else None,
             )
         except Exception:
             if self.busy:  # the engine died in the middle: it must not take other tests with it

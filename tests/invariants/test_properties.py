@@ -1,7 +1,8 @@
 """Random prompts in random company: whatever the scheduler does with them, the answer is the reference's.
 
-Three engines: a roomy one, one whose chunks end anywhere, and one whose cache is so small that requests are preempted
-and spans evicted. The last test asserts that all of this really happened.
+The engines: a roomy one, one whose chunks end anywhere, and two whose cache is so small that requests are preempted
+and spans evicted, the last one also to make room for others of a higher priority, in the middle of a step. The last
+test asserts that all of this really happened.
 """
 
 import os
@@ -21,15 +22,12 @@ from reference.prompts import PromptSpec, dep, head, span
 LENGTHS = (0, 1, 3, 14, 15, 16, 31, 40, 47, 70)
 DOCUMENTS = [words(n, 100 + n) for n in LENGTHS]
 HEADS = [words(4, 200), words(4, 200) + words(12, 201), words(4, 200) + words(29, 202), ()]
+TINY = {"num_gpu_blocks_override": 26, "max_model_len": 384, "max_num_batched_tokens": 96, "max_num_seqs": 6}
 ENGINES = {
-    "roomy": {},
-    "chunks": {"max_num_batched_tokens": 21, "max_num_seqs": 6},
-    "tiny-cache": {
-        "num_gpu_blocks_override": 26,
-        "max_model_len": 384,
-        "max_num_batched_tokens": 96,
-        "max_num_seqs": 6,
-    },
+    "roomy": {"async_scheduling": True},
+    "chunks": {"max_num_batched_tokens": 21, "max_num_seqs": 6, "async_scheduling": False},
+    "tiny-cache": TINY,
+    "tiny-cache-priorities": {**TINY, "scheduling_policy": "priority", "max_num_batched_tokens": 40},
 }
 MET: Counter[str] = Counter()
 PROPERTY = settings(
@@ -89,8 +87,18 @@ def placed(draw, spec):
 
 def play(it, reference, batches, tokens):
     """Send the batches one after the other and hold every answer against the reference."""
+    policy = it.scheduler.policy.value
     for batch in batches:
-        asks = [Ask(p, tokens if isinstance(p, list) or p.pieces[-1].kind == "dependent" else 1) for p in batch]
+        asks = [
+            Ask(
+                p,
+                tokens if isinstance(p, list) or p.pieces[-1].kind == "dependent" else 1,
+                # Later requests go first, so that they push out earlier ones.
+                priority=-i if policy == "priority" else 0,
+                salt=(None, None, "red")[i % 3],
+            )
+            for i, p in enumerate(batch)
+        ]
         for ask, answer in zip(asks, it.run(*asks), strict=True):
             if isinstance(ask.prompt, list) or ask.prompt.pieces[-1].kind == "dependent":
                 assert_exact(answer, reference, ask.prompt)
@@ -162,6 +170,8 @@ def test_a_cache_that_churns_without_reset(engine, reference):
 
 
 def test_the_suite_met_what_it_is_for():
+    if not MET:
+        pytest.skip("no property test ran before it")
     for event in (
         "preemption",
         "eviction of a middle span",

@@ -14,12 +14,10 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import date
 from importlib.metadata import version
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from minipic_cli.lookups import asked, lookups, passages
-from minipic_cli.models import default_model_dir
+from minipic_cli.lookups import passages
 from minipic_sdk.errors import MiniPICError
 from minipic_sdk.profile import ModelProfile
 
@@ -77,13 +75,12 @@ class Engine:
 
 
 def run(
-    *, repetitions: int = 9, items: int = 100, block_size: int = 32, eager: bool = False, note: Note = lambda _: None
+    *, repetitions: int = 9, block_size: int = 32, eager: bool = False, note: Note = lambda _: None
 ) -> dict[str, Any]:
     """Measure every row; about ten minutes on two cores.
 
     Args:
         repetitions: of each pair of measurements.
-        items: lookup questions of ``anchored_answer_gap``.
         block_size: tokens per KV block, the same for both engines.
         eager: without torch.compile, to start sooner.
         note: told what is being done.
@@ -91,20 +88,22 @@ def run(
     Returns:
         ``{"rows": [...]}``; ratio is in the row's own sense (see ``_row``).
     """
+    from minipic_cli.models import default_model_dir
+
     model = default_model_dir()
     note("starting stock vLLM and MiniPIC")
     engines = [Engine(kind, model, block_size, eager) for kind in ("stock", "minipic")]
     try:
         for engine in engines:
             engine.answer()
-        return {"rows": _measure(*engines, model, repetitions, items, block_size, note)}
+        return {"rows": _measure(*engines, model, repetitions, block_size, note)}
     finally:
         for engine in engines:
             engine.close()
 
 
 def _measure(
-    stock: Engine, ours: Engine, model: Path, repetitions: int, items: int, block_size: int, note: Note
+    stock: Engine, ours: Engine, model: Path, repetitions: int, block_size: int, note: Note
 ) -> list[dict[str, Any]]:
     profile = ModelProfile.from_directory(model, block_size=block_size)
     for i, text in enumerate(passages(3)):
@@ -121,42 +120,12 @@ def _measure(
     note("questions over warmed documents in new orders")
     hit = _pairs(repetitions, lambda: (_s(ours, "new_order"), _s(stock, "same_order")))
     cold = _pairs(max(3, repetitions // 3), lambda: (_s(ours, "new_order"), _s(stock, "new_order")))
-    rows = [
+    return [
         _row("plain_prefill", prefill, inverse=True),
         _row("plain_decode", worse, inverse=True),
         _row("ttft_new_order_vs_stock", cold, inverse=True),
         _row("ttft_new_order_vs_hit", hit, inverse=False),
     ]
-    note(f"gold answers of {items} lookup questions")
-    return [*rows, _answer_gap(stock, ours, profile, items)]
-
-
-def _answer_gap(stock: Engine, ours: Engine, profile: ModelProfile, items: int) -> dict[str, Any]:
-    gaps: list[float] = []
-    mine: list[float] = []
-    theirs: list[float] = []
-    for _, group in groupby(lookups(passages(), items), key=lambda item: item.passages):
-        found = [(item, *asked(item, profile)) for item in group]
-        answers = [item.answer for item, _, _ in found]
-        spans = [[*prompt.token_ids, *opening] for _, prompt, opening in found]
-        plain = [[*prompt.plain_token_ids, *opening] for _, prompt, opening in found]
-        own = ours.ask("score", prompts=spans, answers=answers, meta=found[0][1].vllm_xargs)["logprobs"]
-        base = stock.ask("score", prompts=plain, answers=answers, meta={})["logprobs"]
-        mine += own
-        theirs += base
-        gaps += [b - a for a, b in zip(own, base, strict=True)]
-    error = statistics.stdev(gaps) / len(gaps) ** 0.5
-    mean = statistics.fmean(gaps)
-    return {
-        "name": "anchored_answer_gap",
-        "ratio": round(mean, 4),
-        "value": round(statistics.fmean(mine), 4),
-        "baseline": round(statistics.fmean(theirs), 4),
-        "unit": "gold-answer logprob per token; ratio is stock minus MiniPIC",
-        "spread": [round(mean - 1.96 * error, 4), round(mean + 1.96 * error, 4)],
-        "items": items,
-        **_stamp(),
-    }
 
 
 def _s(engine: Engine, do: str, **arguments: Any) -> float:

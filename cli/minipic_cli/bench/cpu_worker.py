@@ -115,38 +115,12 @@ class Worker:
         return self.same_order()
 
     def greedy(self, prompt: list[int]) -> dict[str, Any]:
-        """Twelve greedy tokens of a plain prompt: the two engines must agree."""
+        """Twelve greedy tokens."""
         return {"tokens": list(self.run([prompt], 12)[1][0].outputs[0].token_ids)}
 
     def forget(self) -> dict[str, Any]:
         """Empty the prefix cache."""
         return {"done": self.llm.reset_prefix_cache()}
-
-    def score(self, prompts: list[list[int]], answers: list[str], meta: dict[str, str]) -> dict[str, Any]:
-        """Mean log probability per token of each prompt's answer, the only choice (see lookups.py)."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import StructuredOutputsParams
-
-        params = [
-            SamplingParams(
-                temperature=0,
-                max_tokens=4 * len(answer.split()),
-                logprobs=0,
-                structured_outputs=StructuredOutputsParams(choice=[answer]),
-                extra_args=meta or None,
-            )
-            for answer in answers
-        ]
-        asked: list[Any] = [{"prompt_token_ids": p} for p in prompts]
-        outputs = self.llm.generate(asked, params, use_tqdm=False)
-        ends = set(self.profile.eos_token_ids)
-        scores: list[float] = []
-        for output in outputs:
-            said = output.outputs[0]
-            steps = zip(said.token_ids, said.logprobs or [], strict=True)
-            found = [step[token].logprob for token, step in steps if token not in ends]
-            scores.append(sum(found) / len(found))
-        return {"logprobs": scores}
 
 
 def main() -> None:

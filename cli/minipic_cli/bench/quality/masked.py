@@ -26,7 +26,8 @@ class Answer(NamedTuple):
     """What the model says to one prompt."""
 
     logprobs: torch.Tensor  # of each token of the wanted answer, behind what comes before it. [wanted, vocab]
-    state: "State"  # before the wanted answer, to generate from
+    agreed: int  # leading tokens of the wanted answer that greedy decoding writes too
+    state: "State | None"  # where it goes another way; None if it doesn't
 
 
 class State(NamedTuple):
@@ -71,9 +72,14 @@ class MaskedModel:
         tail = [*ids[last.visible_start : last.visible_stop], *begun]
         seen = self._seen(layout, len(layout.segments) - 1, cached)
         logits, kv = self._forward([*tail, *wanted[:-1]], last.logical, seen, len(wanted))
-        mine = [(k[:, :, : len(tail)], v[:, :, : len(tail)]) for k, v in kv]
-        state = State(_join([seen, mine] if seen else [mine]), last.logical + len(tail), int(logits[0].argmax()))
-        return Answer(logits.double().log_softmax(-1), state)
+        likely = logits.argmax(-1).tolist()
+        agreed = next((i for i, (a, b) in enumerate(zip(likely, wanted, strict=True)) if a != b), len(wanted))
+        state = None
+        if agreed < len(wanted):
+            read = len(tail) + agreed
+            mine = [(k[:, :, :read], v[:, :, :read]) for k, v in kv]
+            state = State(_join([seen, mine] if seen else [mine]), last.logical + read, likely[agreed])
+        return Answer(logits.double().log_softmax(-1), agreed, state)
 
     @torch.no_grad()
     def generate(self, states: Sequence[State], limit: int, stop: Sequence[int] = ()) -> list[list[int]]:

@@ -35,28 +35,26 @@ def ask(
     begun, gold = profile.encode(item.begun), profile.encode(item.gold)
     prompts = {name: compose(method, item, profile) for name, method in methods.items()}
     answers = {name: model.answer(prompt, begun, gold) for name, prompt in prompts.items()}
-    # Where every wanted token is the most likely one, greedy decoding writes just them.
-    right = {name: a.logprobs.argmax(-1).tolist() == gold for name, a in answers.items()}
-    said: dict[str, str] = dict.fromkeys(answers, item.gold)
-    if wrong := [name for name in answers if not right[name] and generate]:
-        states = [answers[name].state for name in wrong]
-        for name, ids in zip(wrong, model.generate(states, len(gold) + EXTRA, profile.eos_token_ids), strict=True):
-            said[name] = profile.tokenizer.decode(ids)
+    # Greedy decoding writes the wanted answer as long as each of its tokens is the most likely one.
+    said = dict.fromkeys(answers, item.gold)
+    if astray := {name: a.state for name, a in answers.items() if a.state is not None and generate}:
+        limit = len(gold) - min(answers[name].agreed for name in astray) + EXTRA
+        texts = model.generate(list(astray.values()), limit, profile.eos_token_ids)
+        for name, ids in zip(astray, texts, strict=True):
+            said[name] = profile.tokenizer.decode([*gold[: answers[name].agreed], *ids])
     full = answers[FULL]
     head = _common(prompts[FULL].plain_token_ids, prompts[NONE].plain_token_ids)
     return {
-        name: _score(answer, full, gold, right[name], said[name], item, computed_tokens(prompts[name], head))
+        name: _score(answer, full, gold, said[name], item, computed_tokens(prompts[name], head))
         for name, answer in answers.items()
     }
 
 
-def _score(
-    answer: Answer, full: Answer, gold: Sequence[int], right: bool, said: str, item: Item, computed: int
-) -> Score:
+def _score(answer: Answer, full: Answer, gold: Sequence[int], said: str, item: Item, computed: int) -> Score:
     logprob = answer.logprobs.gather(1, torch.tensor(gold, device=answer.logprobs.device)[:, None]).mean()
     return Score(
-        exact=1.0 if right else exact_match(said, item.gold),
-        f1=1.0 if right else token_f1(said, item.gold),
+        exact=1.0 if answer.state is None else exact_match(said, item.gold),
+        f1=1.0 if answer.state is None else token_f1(said, item.gold),
         logprob=float(logprob),
         kl=divergence(full.logprobs, answer.logprobs),
         same=float((answer.logprobs.argmax(-1) == full.logprobs.argmax(-1)).float().mean()),
