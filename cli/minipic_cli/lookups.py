@@ -1,21 +1,19 @@
-"""Lookup questions made from documents: does the model still read what it was given, and how well?
+"""Real documents that every Python has, and lookup questions made from them.
 
-Each item shows a few passages and asks for the rest of one of their sentences, word for word.
+Each item asks for a sentence of the documents, word for word, and gives its beginning; the score is the log probability
+of the words that follow (see scoring.py), which moves long before an answer visibly breaks.
 """
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from minipic_sdk import Prompt
-from minipic_sdk.profile import ModelProfile
+from minipic_cli.scoring import Gold
+from minipic_sdk import Document, Prompt
 
-PASSAGES: Final = 6  # shown per item
-ITEMS_PER_GROUP: Final = 25  # questions over the same passages
-ANSWER_WORDS: Final = 6  # scored per item, at most
 _TOPICS: Final = (
     "assert",
     "class",
@@ -26,60 +24,70 @@ _TOPICS: Final = (
     "for",
     "function",
 )
-_WORDS: Final = (10, 30)  # of a sentence that is asked for
+_SENTENCE: Final = (10, 40)  # words of a sentence that is asked for
+_NAMED: Final = 5  # words that say which sentence is meant
+_ANSWER: Final = 5  # words scored
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
     """One item."""
 
-    passages: tuple[str, ...]
     question: str
     opening: str  # how the answer begins; given to the model
     answer: str  # what must come then
 
 
 @cache
-def passages(count: int = 24, words: int = 90) -> tuple[str, ...]:
-    """Real English prose that every Python carries: ``pydoc_data.topics``, cut into passages."""
+def passages(count: int = 8, words: int = 110) -> tuple[Document, ...]:
+    """Passages of English prose from Python's own help (``pydoc_data.topics``), at most one of a topic."""
     from pydoc_data.topics import topics
 
-    found: list[str] = []
+    found: list[Document] = []
     for name in sorted(topics, key=lambda n: (n not in _TOPICS, n)):
-        paragraphs = [" ".join(p.split()) for p in topics[name].split("\n\n")]
-        prose = [p for p in paragraphs if p[:1].isupper() and p.endswith(".") and len(p.split()) > 15]
+        paragraphs = (" ".join(p.split()) for p in topics[name].split("\n\n"))
         text: list[str] = []
-        for paragraph in prose:
-            text += paragraph.split()
-            if len(text) >= words:
-                found.append(" ".join(text[: words + words // 3]))
-                text = []
-            if len(found) == count:
-                return tuple(found)
-    return tuple(found)
+        for paragraph in paragraphs:
+            if paragraph[:1].isupper() and paragraph.endswith(".") and len(text) < words:
+                text += paragraph.split()
+        if len(text) >= words:
+            found.append(Document(" ".join(text[: words + words // 3]), name=name))
+        if len(found) == count:
+            return tuple(found)
+    raise ValueError(f"there are {len(found)} passages of {words} words, {count} were asked for")
 
 
-def lookups(texts: Sequence[str], count: int, *, seed: int = 0, shown: int = PASSAGES) -> list[Lookup]:
-    """``count`` items over ``texts``, in groups over the same passages; the same seed gives the same items."""
-    random_ = random.Random(seed)
-    items: list[Lookup] = []
-    while len(items) < count:
-        group = tuple(random_.sample(list(texts), shown))
-        sentences = [s for text in group for s in re.split(r"(?<=[.!?]) ", text) if _fits(s)]
-        for sentence in random_.sample(sentences, min(len(sentences), ITEMS_PER_GROUP, count - len(items))):
-            words = sentence.split()
-            half = len(words) // 2
-            opening, answer = " ".join(words[:half]), " " + " ".join(words[half : half + ANSWER_WORDS])
-            question = f"Copy from the text the sentence that begins with: {opening}"
-            items.append(Lookup(group, question, opening, answer))
-    return items
+def lookups(documents: Sequence[Document], count: int, *, seed: int = 0) -> list[Lookup]:
+    """``count`` items over ``documents``; the same seed gives the same items.
+
+    Raises:
+        ValueError: the documents don't have so many.
+    """
+    everything = " ".join(d.text for d in documents)
+    items = [item for d in documents for item in _of_text(d.text, everything)]
+    if len(items) < count:
+        raise ValueError(f"the documents give {len(items)} items, {count} were asked for")
+    return random.Random(seed).sample(items, count)
 
 
-def asked(item: Lookup, profile: ModelProfile, *, layout: str = "anchored") -> tuple[Prompt, list[int]]:
-    """The composed prompt of an item, and the tokens of the answer's opening that follow it."""
-    prompt = Prompt.compose(list(item.passages), item.question, profile=profile, layout=layout)
-    return prompt, profile.encode(item.opening)
+def gold(item: Lookup, prompt: Prompt, *, plain: bool) -> Gold:
+    """What to score: the prompt's tokens, physical or bare, with the answer's opening, and the answer.
+
+    Args:
+        item: the prompt's.
+        prompt: composed with the item's question.
+        plain: bare tokens, for stock vLLM.
+    """
+    ids = prompt.plain_token_ids if plain else prompt.token_ids
+    return Gold([*ids, *prompt.profile.encode(item.opening)], prompt.profile.encode(item.answer))
 
 
-def _fits(sentence: str) -> bool:
-    return _WORDS[0] <= len(sentence.split()) <= _WORDS[1] and sentence.endswith(".")
+def _of_text(text: str, everything: str) -> Iterator[Lookup]:
+    for sentence in re.split(r"(?<=[.!?]) ", text):
+        words = sentence.split()
+        named = " ".join(words[:_NAMED])
+        if not _SENTENCE[0] <= len(words) <= _SENTENCE[1] or everything.count(named) != 1:
+            continue
+        question = f'Copy from the text the sentence that begins with "{named}".'
+        for cut in range(_NAMED, len(words) - _ANSWER + 1, _ANSWER):
+            yield Lookup(question, " ".join(words[:cut]), " " + " ".join(words[cut : cut + _ANSWER]))

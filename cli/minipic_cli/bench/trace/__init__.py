@@ -90,7 +90,7 @@ def cpu(kv_tokens: int = 65_536, model: str | None = None, eager: bool = False) 
     }
     heads = config.get("num_key_value_heads", config["num_attention_heads"])
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    words = Vocabulary(10, min(config["vocab_size"] - 10, 40_000), control)
+    words = Vocabulary(10, min(config["vocab_size"] - 10, 40_000), control)  # pyright: ignore[reportArgumentType]
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "6"}
     kv_bytes = 2 * config["num_hidden_layers"] * heads * width * 4
     coarse = {

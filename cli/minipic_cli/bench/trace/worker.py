@@ -79,7 +79,7 @@ class Worker:
         from vllm import SamplingParams
 
         extra = {"extra_args": {"minipic": json.dumps(meta)}} if meta is not None else {}
-        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False, **extra)
+        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False, **extra)  # pyright: ignore[reportArgumentType]
         inputs = [{"prompt_token_ids": p} for p in prompts]
         begin = time.perf_counter()
         outs = self.llm.generate(inputs, params, use_tqdm=False)
