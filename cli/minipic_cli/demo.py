@@ -2,30 +2,32 @@
 
 import os
 import random
-import signal
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import IO, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, Final
 
 import typer
 
 from minipic_cli import console, options
+from minipic_cli.connection import connected
 from minipic_cli.errors import CLIError
-from minipic_cli.lookups import passages
+from minipic_cli.lookups import gold, lookups, passages
 from minipic_cli.models import ensure_default_model
+from minipic_cli.scoring import Probe, Said, score
+from minipic_cli.servers import Server, minipic_server
 from minipic_sdk import Document, MiniPIC, Prompt
 
 ORDERS: Final = 3
-DOCUMENTS: Final = 8
 ANSWER_TOKENS: Final = 24
-START_SECONDS: Final = 300  # of the server, at most
-_QUESTION: Final = "What does the text say about exceptions?"
+ITEMS: Final = 104
+_QUESTION: Final = "What is a context manager?"
+_AT_ONCE: Final = 32  # lookup questions in flight
+_KINDS: Final = (("plain", "prefix"), ("minipic", "anchored"))  # as shown, and the layout that makes it
+# Compiling would take longer than the whole demo, the sampler's part too.
+_SERVE: Final = ("--dtype", "float32", "--max-model-len", "4096", "--enforce-eager")
+_ENVIRONMENT: Final = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -34,111 +36,141 @@ def add_to(app: typer.Typer) -> None:
 
 
 def demo(
+    items: Annotated[int, typer.Option("--items", min=0, help="Lookup questions that compare the answers.")] = ITEMS,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Serve the bundled model, warm documents, ask in changing orders; compare with plain prompts."""
+    """Serve the bundled model, warm documents, ask in changing orders; compare with plain prompts.
+
+    Plain prompts are what stock vLLM is sent: bare tokens, cached by prefix. The lookup questions compare how likely
+    the true answers are with spans and without.
+    """
     begin = time.monotonic()
-    model = ensure_default_model()
-    with _server(str(model)) as url, MiniPIC(base_url=url, max_retries=0) as client:
-        documents = [Document(text, name=f"doc {i + 1}") for i, text in enumerate(passages(DOCUMENTS))]
-        console.note(f"warming {DOCUMENTS} documents")
-        warmed = client.warm(documents)
-        result: dict[str, Any] = {
-            "warmed": {"documents": len(documents), "tokens": warmed.tokens, "blocks": warmed.blocks},
-            "orders": list(_orders(client, documents)),
-        }
-        result["seconds"] = round(time.monotonic() - begin, 1)
+    model = ensure_default_model(progress=not quiet)
+    # Questions come one after another here, so the engine may have the core that vLLM would leave to its front end.
+    spare = {} if "VLLM_CPU_NUM_OF_RESERVED_CPU" in os.environ else {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
+    with minipic_server(str(model), _SERVE, {**_ENVIRONMENT, **spare}) as server:
+        with console.waiting("starting the server (about 40 s on two cores)"):
+            server.wait_ready()
+        with connected(server.url, None, max_retries=0) as client:
+            result = _run(client, server, items)
+    result["seconds"] = round(time.monotonic() - begin, 1)
     if as_json:
         console.print_json(result)
     else:
         _show(result)
 
 
-def _orders(client: MiniPIC, documents: list[Document]) -> Iterator[dict[str, Any]]:
-    random_ = random.Random(7)
+def _run(client: MiniPIC, server: Server, items: int) -> dict[str, Any]:
+    documents = list(passages())
+    with console.waiting(f"warming {len(documents)} documents"):
+        warmed = client.warm(documents)
     order = list(documents)
+    rows = list(_orders(client, order))
+    result: dict[str, Any] = {
+        "question": _QUESTION,
+        "warmed": {"documents": len(documents), "tokens": warmed.tokens, "blocks": warmed.blocks},
+        "orders": rows,
+    }
+    if items:
+        with console.waiting(f"scoring the true answers of {items} lookup questions, plain and with spans"):
+            # In the last order asked, which is cached for the plain prompts too.
+            result["answers"] = _answers(server.url, client, order, items)
+    return result
+
+
+def _orders(client: MiniPIC, order: list[Document]) -> Iterator[dict[str, Any]]:
+    """Shuffle ``order`` and ask, a few times; plain first, so that nothing of it is cached by then."""
+    shuffle = random.Random(7).shuffle
     profile = client.profile()
-    for _ in range(ORDERS):
-        random_.shuffle(order)
-        console.note("asking in the order " + ", ".join((d.name or "?").removeprefix("doc ") for d in order))
+    for number in range(ORDERS):
+        shuffle(order)
         row: dict[str, Any] = {"order": [d.name for d in order]}
-        for kind, layout in (("plain", "prefix"), ("minipic", "anchored")):
+        for kind, layout in _KINDS:
             prompt = Prompt.compose(order, _QUESTION, profile=profile, layout=layout)
-            start = time.perf_counter()
-            first = None
-            with client.generate(prompt, max_tokens=ANSWER_TOKENS, temperature=0, stream=True) as stream:
-                for _chunk in stream:
-                    first = first or time.perf_counter() - start
-                answer = stream.result()
-            row[kind] = {
-                "ttft_ms": round(1000 * (first or 0), 1),
-                "prompt_tokens": answer.usage.prompt_tokens,
-                "cached_tokens": answer.usage.cached_tokens,
-                "answer": " ".join(answer.text.split()),
-            }
+            with console.waiting(f"asking in order {number + 1} of {ORDERS}: {kind}"):
+                row[kind] = _ask(client, prompt)
         yield row
 
 
-@contextmanager
-def _server(model: str) -> Iterator[str]:
-    """A MiniPIC server of our own on a free port; ended with us."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "4096"]
-    # Nothing else runs here, so the engine may have every core; compiling would take longer than the demo.
-    environment = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "2", **os.environ}
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "minipic_cli", "serve", model, "--enforce-eager", *arguments],
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-        )
-        try:
-            _wait(process, f"http://127.0.0.1:{port}", log)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+def _ask(client: MiniPIC, prompt: Prompt) -> dict[str, Any]:
+    begin = time.perf_counter()
+    first = None
+    with client.generate(prompt, max_tokens=ANSWER_TOKENS, temperature=0, stream=True) as stream:
+        for _ in stream:
+            first = first or time.perf_counter() - begin
+        answer = stream.result()
+    return {
+        "ttft_ms": round(1000 * (first or 0), 1),
+        "prompt_tokens": answer.usage.prompt_tokens,
+        "cached_tokens": answer.usage.cached_tokens,
+        "answer": " ".join(answer.text.split()),
+    }
 
 
-def _wait(process: "subprocess.Popen[Any]", url: str, log: IO[str]) -> None:
+def _answers(url: str, client: MiniPIC, order: Sequence[Document], items: int) -> dict[str, Any]:
+    """Mean log probability per token of the true answers: bare tokens against spans."""
+    profile = client.profile()
+    asked = lookups(passages(), items)
+    prompts = [Prompt.compose(order, item.question, profile=profile) for item in asked]
+    found: dict[str, float] = {}
+    for kind, layout in _KINDS:
+        plain = layout == "prefix"
+        extra = {} if plain else prompts[0].extra_body  # the same for all: it is about the documents
+        golds = [gold(item, prompt, plain=plain) for item, prompt in zip(asked, prompts, strict=True)]
+        scores = score(golds, lambda probes, extra=extra: _complete(url, profile.model, probes, extra))
+        found[kind] = statistics.fmean(statistics.fmean(tokens) for tokens in scores)
+    return {
+        "items": items,
+        "plain_logprob": round(found["plain"], 4),
+        "minipic_logprob": round(found["minipic"], 4),
+        "gap": round(found["plain"] - found["minipic"], 4),
+    }
+
+
+def _complete(url: str, model: str, probes: list[Probe], extra: Mapping[str, Any]) -> list[list[Said]]:
+    """Run scoring's requests over HTTP."""
     import httpx
 
-    console.note("starting the server (about 40 s)")
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            log.seek(0)
-            lines = [line.strip() for line in log.read().splitlines() if line.strip()]
-            raise CLIError(f"the server ended while starting: {lines[-1] if lines else 'it said nothing'}")
-        try:
-            if httpx.get(f"{url}/health", timeout=2).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.5)
-    raise CLIError(f"the server was not ready after {START_SECONDS} s")
+    with httpx.Client(base_url=url, timeout=600) as http, ThreadPoolExecutor(_AT_ONCE) as pool:
+
+        def one(probe: Probe) -> list[Said]:
+            body = {"model": model, "prompt": probe.token_ids, "return_tokens_as_token_ids": True, **probe.params()}
+            response = http.post("/v1/completions", json={**body, **extra})
+            if not response.is_success:
+                raise CLIError(f"the server refused to score an answer: {response.text[:300]}")
+            told = response.json()["choices"][0]["logprobs"]
+            rows = ({_token(t): p for t, p in row.items()} for row in told["top_logprobs"])
+            return [Said(_token(t), row) for t, row in zip(told["tokens"], rows, strict=True)]
+
+        return list(pool.map(one, probes))
 
 
-def _show(result: dict[str, Any]) -> None:
-    columns = ("documents in order", "prompt", "cached tokens", "time to first token", "answer")
-    table = console.table(*columns, right=("cached tokens", "time to first token"))
+def _token(text: str) -> int:
+    return int(text.removeprefix("token_id:"))
+
+
+def _show(result: Mapping[str, Any]) -> None:
+    out = console.out()
+    warmed = result["warmed"]
+    out.print(f"{warmed['documents']} documents warmed: {warmed['tokens']} tokens. {result['question']}", markup=False)
+    out.print()
+    columns = ("documents in the order of", "prompt", "cached tokens", "first token", "answer")
+    table = console.table(*columns, right=("cached tokens", "first token"))
     for row in result["orders"]:
-        order = " ".join(name.removeprefix("doc ") for name in row["order"])
-        for kind in ("plain", "minipic"):
+        order = ", ".join(row["order"][:2]) + ", ..."
+        for kind, _ in _KINDS:
             got = row[kind]
             cached = f"{got['cached_tokens']} of {got['prompt_tokens']}"
-            table.add_row(order, kind, cached, f"{got['ttft_ms']:.0f} ms", got["answer"][:48])
+            table.add_row(order, kind, cached, f"{got['ttft_ms']:.0f} ms", got["answer"])
             order = ""
-    console.out().print(table)
+    out.print(table, markup=False)
+    out.print()
     ratio = statistics.median(r["plain"]["ttft_ms"] / r["minipic"]["ttft_ms"] for r in result["orders"])
-    console.out().print(f"time to first token in a new order: {ratio:.1f} times shorter")
-    console.out().print(f"{result['seconds']:.0f} s in all")
+    out.print(f"time to first token in a new order: {ratio:.1f} times shorter")
+    if answers := result.get("answers"):
+        out.print(
+            f"true answers of {answers['items']} lookup questions, log probability per token: plain "
+            f"{answers['plain_logprob']:.3f}, MiniPIC {answers['minipic_logprob']:.3f} (gap {answers['gap']:.3f})"
+        )
+    out.print(f"{result['seconds']:.0f} s in all")

@@ -97,10 +97,10 @@ def _model(model: Path) -> list[dict[str, Any]]:
         except BenchmarkError as error:
             return [_check("starts with spans", False, f"{error}; MINIPIC_DEBUG=1 shows why it was refused")]
         stock, ours = engines
-        plain = [profile.encode(text) for text in passages(6)]
+        plain = [profile.encode(document.content) for document in passages(6)]
         same = sum(stock.ask("greedy", prompt=p) == ours.ask("greedy", prompt=p) for p in plain)
         item = lookups(passages(), 1)[0]
-        texts = list(item.passages)
+        texts = list(passages(6))
         agree = 0
         for order in (texts, texts[::-1], texts[1:] + texts[:1]):
             prompt = Prompt.compose(order, item.question, profile=profile)

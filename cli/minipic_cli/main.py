@@ -1,8 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportReturnType=false, reportOptionalMemberAccess=false, reportGeneralTypeIssues=false, reportOptionalCall=false
-# pyright: reportOptionalSubscript=false, reportOperatorIssue=false, reportMissingImports=false, reportUndefinedVariable=false
-# (torch modules, Triton kernels and vLLM's optional parts have no types that say what they are)
-
 """The command: its subcommands, and how errors end it.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.

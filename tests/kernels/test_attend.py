@@ -47,18 +47,19 @@ def run(problem, *, block_q, chunk, zero=(), tile=64):
     out = torch.full_like(problem.query, float("nan"))
     partial = torch.full((tables.slots * heads * block_q * (head + 1),), float("nan"), device=device)
     on_device = [torch.from_numpy(t).to(device) for t in (tables.tasks, tables.pieces, tables.merges)]
-    attend(
-        problem.query,
-        problem.kv_cache,
-        problem.block_table,
-        problem.table,
-        *on_device,
-        partial,
-        scale=head**-0.5,
-        block_q=block_q,
-        out=out,
-        compiled=Settings(tile, 4, 1 if problem.query.dtype == torch.float32 else 2),
-    )
+    for _ in range(1 if device.type == "cpu" else 2):  # the second launch takes the short way
+        attend(
+            problem.query,
+            problem.kv_cache,
+            problem.block_table,
+            problem.table,
+            *on_device,
+            partial,
+            scale=head**-0.5,
+            block_q=block_q,
+            out=out,
+            compiled=Settings(tile, 4, 1 if problem.query.dtype == torch.float32 else 2),
+        )
     return out
 
 

@@ -35,7 +35,8 @@ def test_gather_equals_its_reference(name, device):
     keys = torch.full(shape, 7.0, device=device, dtype=problem.query.dtype)
     values = torch.full_like(keys, 7.0)
     moves = torch.from_numpy(tables.moves).to(device)
-    gather(problem.kv_cache, problem.block_table, problem.table, moves, keys, values)
+    for _ in range(1 if device == "cpu" else 2):  # the second launch takes the short way
+        gather(problem.kv_cache, problem.block_table, problem.table, moves, keys, values)
     want_keys, want_values = gather_naive(problem.kv_cache, problem.block_table, problem.rows, problem.table)
     tolerance = 2e-6 if keys.dtype == torch.float32 else 1e-2
     torch.testing.assert_close(keys[:-2], want_keys, atol=tolerance, rtol=tolerance)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.test_directed import LONG, A, B, prompt
+from scheduling.test_directed import A, B, prompt
 from scheduling.test_properties import FAST, words
 
 TEXTS = [words(n) for n in (3, 16, 33, 64, 90, 150, 200)]
@@ -56,7 +56,7 @@ def test_what_waiting_requests_want_is_evicted_last(dry):
         d.drain()
     r = random.Random(1)
     for _ in range(4):  # far more than the cache holds
-        d.add(prompt(LONG[: r.randrange(200, 300)], words(100)), 1)
+        d.add(prompt(words(r.randrange(200, 300)), words(100)), 1)
     wanted = prompt(A)
     d.add(wanted, 1)
     d.drain()

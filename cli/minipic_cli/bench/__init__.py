@@ -15,6 +15,7 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Results
 @app.command("cpu")
 def _cpu(
     repetitions: Annotated[int, typer.Option("--repetitions", min=1, help="Of every pair of measurements.")] = 9,
+    items: Annotated[int, typer.Option("--items", min=2, help="Lookup questions of the answer gap.")] = 104,
     block_size: Annotated[
         int, typer.Option("--block-size", help="Tokens per KV block, for both engines; stock takes multiples of 32.")
     ] = 32,
@@ -26,7 +27,7 @@ def _cpu(
     """Stock vLLM and MiniPIC on this CPU, interleaved, with the bundled model."""
     from minipic_cli.bench import cpu as bench
 
-    result = bench.run(repetitions=repetitions, block_size=block_size, eager=eager, note=console.note)
+    result = bench.run(repetitions=repetitions, items=items, block_size=block_size, eager=eager, note=console.note)
     bench.merge_rows(out or bench.RESULTS, result["rows"])
     _report(result, as_json)
 

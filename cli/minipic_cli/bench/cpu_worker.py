@@ -1,8 +1,3 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportReturnType=false, reportOptionalMemberAccess=false, reportGeneralTypeIssues=false, reportOptionalCall=false
-# pyright: reportOptionalSubscript=false, reportOperatorIssue=false, reportMissingImports=false, reportUndefinedVariable=false
-# (torch modules, Triton kernels and vLLM's optional parts have no types that say what they are)
-
 """One engine of the CPU benchmark, in a process of its own: ``python -m minipic_cli.bench.cpu_worker stock|minipic``.
 
 Reads a request per line on stdin, ``{"do": name, ...}``, and answers with one JSON line, so that the driver can
@@ -14,12 +9,21 @@ import os
 import random
 import sys
 import time
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from minipic_cli.scoring import Gold, Probe, Said, score
 
 DOCUMENTS: Final = 8
 DOCUMENT_TOKENS: Final = 250
 QUESTION_TOKENS: Final = 24
 PLAIN_TOKENS: Final = 1024
+
+
+class Timed(NamedTuple):
+    """How long something took."""
+
+    seconds: float
+    cpu_seconds: float  # of all threads
 
 
 class Worker:
@@ -74,25 +78,24 @@ class Worker:
             ids += [control.pad] * (-len(ids) % size)
         return [*ids, control.pdep, *question]
 
-    def run(self, prompts: list[list[int]], count: int) -> tuple[float, list[Any]]:
-        """Generate ``count`` tokens for each prompt; seconds and outputs."""
+    def run(self, prompts: list[list[int]], count: int) -> tuple[Timed, list[Any]]:
+        """Generate ``count`` tokens for each prompt; times and outputs."""
         from vllm import SamplingParams
 
         from minipic_sdk.protocol import XARGS_KEY, RequestMeta
 
-        meta = {XARGS_KEY: RequestMeta(anchor=self.profile.anchor_token_ids).to_json()} if self.spans else None
+        # Prompts without control tokens are plain requests and must not opt in.
+        spans = self.spans and any(self.profile.control_tokens.pdep in p for p in prompts)
+        meta = {XARGS_KEY: RequestMeta(anchor=self.profile.anchor_token_ids).to_json()} if spans else None
         params = SamplingParams(temperature=0, max_tokens=count, detokenize=False, ignore_eos=True, extra_args=meta)
         asked: list[Any] = [{"prompt_token_ids": p} for p in prompts]
-        # Prompts without control tokens are plain requests and must not opt in.
-        if self.spans and not any(self.profile.control_tokens.pdep in p for p in prompts):
-            params.extra_args = None
-        begin = time.perf_counter()
+        begin, begin_cpu = time.perf_counter(), time.process_time()
         outputs = self.llm.generate(asked, params, use_tqdm=False)
-        return time.perf_counter() - begin, outputs
+        return Timed(time.perf_counter() - begin, time.process_time() - begin_cpu), outputs
 
     def prefill(self) -> dict[str, float]:
         """A plain prompt that nothing has seen."""
-        return {"seconds": self.run([self.tokens(PLAIN_TOKENS)], 1)[0]}
+        return self.run([self.tokens(PLAIN_TOKENS)], 1)[0]._asdict()
 
     def decode(self, batch: int, steps: int = 24) -> dict[str, float]:
         """A decode step of plain requests behind 1k of cached context."""
@@ -102,12 +105,12 @@ class Worker:
         self.run(prompts, 1)  # prefills them, or finds them again
         short, _ = self.run(prompts, 1)
         long, _ = self.run(prompts, 1 + steps)
-        return {"seconds": (long - short) / steps}
+        return {k: (v - short._asdict()[k]) / steps for k, v in long._asdict().items()}
 
     def same_order(self) -> dict[str, float]:
         """First token of a new question over the documents in the order that is cached."""
-        seconds, outputs = self.run([self.prompt()], 1)
-        return {"seconds": seconds, "cached": outputs[0].num_cached_tokens}
+        timed, outputs = self.run([self.prompt()], 1)
+        return {**timed._asdict(), "cached": outputs[0].num_cached_tokens}
 
     def new_order(self) -> dict[str, float]:
         """First token of a new question over the documents in an order never seen."""
@@ -117,6 +120,24 @@ class Worker:
     def greedy(self, prompt: list[int]) -> dict[str, Any]:
         """Twelve greedy tokens."""
         return {"tokens": list(self.run([prompt], 12)[1][0].outputs[0].token_ids)}
+
+    def score(self, golds: list[Any], meta: dict[str, str]) -> dict[str, Any]:
+        """Log probabilities of gold answers, ``[prompt's token ids, answer's token ids]`` each (see scoring.py)."""
+        from vllm import SamplingParams
+
+        def complete(probes: list[Probe]) -> list[list[Said]]:
+            params = [SamplingParams(detokenize=False, extra_args=meta or None, **p.params()) for p in probes]
+            asked: list[Any] = [{"prompt_token_ids": p.token_ids} for p in probes]
+            said = [out.outputs[0] for out in self.llm.generate(asked, params, use_tqdm=False)]
+            return [
+                [
+                    Said(t, {k: v.logprob for k, v in row.items()})
+                    for t, row in zip(o.token_ids, o.logprobs, strict=True)
+                ]
+                for o in said
+            ]
+
+        return {"logprobs": score([Gold(*pair) for pair in golds], complete)}
 
     def forget(self) -> dict[str, Any]:
         """Empty the prefix cache."""

@@ -20,12 +20,14 @@ skipped, so tables may be padded to a fixed size under CUDA graphs.
 """
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from minipic_server.kernels.launch import Constants, launch, power_of_two
 from minipic_server.rope import TurnTable
 
 TASK_FIELDS = 8
@@ -254,63 +256,90 @@ def attend(
         exact: float32 products; by default for float32 models and under the interpreter.
     """
     _, heads, head = query.shape
-    kv_heads, block_size = kv_cache.shape[1], kv_cache.shape[2]
-    groups, half = heads // kv_heads, table.cos.shape[1]
-    block_m = max(16, triton.next_power_of_2(block_q * groups))
-    keys, warps, stages = compiled or settings(block_m, head, query.dtype)
-    d_pad = max(16, triton.next_power_of_2(head))
+    _, kv_heads, block_size, _ = kv_cache.shape
+    block, kv_head, slot, _ = kv_cache.stride()
     if exact is None:
         exact = query.dtype == torch.float32 or query.device.type == "cpu"
+    block_m = max(16, power_of_two(block_q * heads // kv_heads))
+    compiled = compiled or settings(block_m, head, query.dtype)
     slots = partial.numel() // (heads * block_q * (head + 1))
     lse = partial[slots * heads * block_q * head :]
-    _attend_kernel[(tasks.shape[0] * kv_heads,)](
-        query,
-        kv_cache,
-        block_table,
-        table.cos,
-        table.sin,
-        tasks,
-        pieces,
-        out,
-        partial,
-        lse,
-        scale * math.log2(math.e),
-        query.stride(0),
-        query.stride(1),
-        kv_cache.stride(0),
-        kv_cache.stride(1),
-        kv_cache.stride(2),
-        block_table.stride(0),
-        out.stride(0),
-        out.stride(1),
-        heads,
-        kv_heads,
-        G=groups,
-        D=head,
-        D_PAD=d_pad,
-        HALF=half,
-        HALF_PAD=max(16, triton.next_power_of_2(half)),
-        NEOX=table.neox,
-        BLOCK_SIZE=block_size,
-        BLOCK_Q=block_q,
-        BLOCK_M=block_m,
-        BLOCK_N=keys,
-        EXACT=exact,
-        STAGES=stages,
-        num_warps=warps,
-    )
-    if merges is not None and merges.shape[0]:
-        _merge_kernel[(merges.shape[0] * heads,)](
-            merges,
+    launch(
+        _attend_kernel,
+        tasks.shape[0] * kv_heads,
+        (
+            query,
+            kv_cache,
+            block_table,
+            table.cos,
+            table.sin,
+            tasks,
+            pieces,
+            out,
             partial,
             lse,
-            out,
+            scale * math.log2(math.e),
+            query.stride(0),
+            query.stride(1),
+            block,
+            kv_head,
+            slot,
+            block_table.stride(0),
             out.stride(0),
             out.stride(1),
             heads,
-            D=head,
-            D_PAD=d_pad,
-            BLOCK_Q=block_q,
-            Q_PAD=triton.next_power_of_2(block_q),
-            num_warps=4,
-        )
+            kv_heads,
+        ),
+        _constants(
+            heads // kv_heads,
+            head,
+            table.cos.shape[1],
+            table.neox,
+            block_size,
+            block_q,
+            block_m,
+            compiled.keys,
+            exact,
+            compiled.stages,
+        ),
+        warps=compiled.warps,
+    )
+    if merges is not None and merges.shape[0]:
+        strides = out.stride(0), out.stride(1), heads
+        constants = _merge_constants(head, block_q)
+        launch(_merge_kernel, merges.shape[0] * heads, (merges, partial, lse, out, *strides), constants, warps=4)
+
+
+@cache
+def _constants(
+    groups: int,
+    head: int,
+    half: int,
+    neox: bool,
+    block_size: int,
+    block_q: int,
+    block_m: int,
+    block_n: int,
+    exact: bool,
+    stages: int,
+) -> Constants:
+    return (
+        ("G", groups),
+        ("D", head),
+        ("D_PAD", max(16, power_of_two(head))),
+        ("HALF", half),
+        ("HALF_PAD", max(16, power_of_two(half))),
+        ("NEOX", neox),
+        ("BLOCK_SIZE", block_size),
+        ("BLOCK_Q", block_q),
+        ("BLOCK_M", block_m),
+        ("BLOCK_N", block_n),
+        ("EXACT", exact),
+        ("STAGES", stages),
+    )
+
+
+@cache
+def _merge_constants(head: int, block_q: int) -> Constants:
+    pads = max(16, power_of_two(head)), power_of_two(block_q)
+    return (("D", head), ("D_PAD", pads[0]), ("BLOCK_Q", block_q), ("Q_PAD", pads[1]))

@@ -13,10 +13,13 @@ Moving K and V once costs a percent of the attention that a long query then does
 FlashAttention kernel stays untouched; it even reads contiguous memory faster than pages.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
+from minipic_server.kernels.launch import Constants, launch, power_of_two
 from minipic_server.rope import TurnTable
 
 MOVE_FIELDS = 5
@@ -105,26 +108,37 @@ def gather(
         warps: of each program.
     """
     _, kv_heads, block_size, double = kv_cache.shape
-    head, half = double // 2, table.cos.shape[1]
-    _gather_kernel[(moves.shape[0] * kv_heads,)](
-        kv_cache,
-        block_table,
-        table.cos,
-        table.sin,
-        moves,
-        keys,
-        values,
-        kv_cache.stride(0),
-        kv_cache.stride(1),
-        kv_cache.stride(2),
-        block_table.stride(0),
-        kv_heads,
-        D=head,
-        D_PAD=max(16, triton.next_power_of_2(head)),
-        HALF=half,
-        HALF_PAD=triton.next_power_of_2(half),
-        NEOX=table.neox,
-        BLOCK_SIZE=block_size,
-        TILE=TILE,
-        num_warps=warps,
+    block, kv_head, slot, _ = kv_cache.stride()
+    launch(
+        _gather_kernel,
+        moves.shape[0] * kv_heads,
+        (
+            kv_cache,
+            block_table,
+            table.cos,
+            table.sin,
+            moves,
+            keys,
+            values,
+            block,
+            kv_head,
+            slot,
+            block_table.stride(0),
+            kv_heads,
+        ),
+        _constants(double // 2, table.cos.shape[1], table.neox, block_size),
+        warps=warps,
+    )
+
+
+@cache
+def _constants(head: int, half: int, neox: bool, block_size: int) -> Constants:
+    return (
+        ("D", head),
+        ("D_PAD", max(16, power_of_two(head))),
+        ("HALF", half),
+        ("HALF_PAD", power_of_two(half)),
+        ("NEOX", neox),
+        ("BLOCK_SIZE", block_size),
+        ("TILE", TILE),
     )
