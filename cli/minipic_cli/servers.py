@@ -21,6 +21,7 @@ START_S: Final = 900.0  # a loaded machine with a cold compile cache takes minut
 STOP_S: Final = 20.0
 _PLUGIN: Final = ("MINIPIC", "VLLM_PLUGINS")  # switch the plugin on
 _PR_SET_PDEATHSIG: Final = 1
+_CONSEQUENCES: Final = ("Engine core init", "Worker failed", "WorkerProc init", "Failed core proc")
 _CAUSE: Final = re.compile(r"\b([A-Za-z.]*(?:Error|Exception)): (.+)$", re.MULTILINE)
 
 
@@ -97,10 +98,7 @@ class Server:
 
     def cause(self) -> str:
         """The most telling line of its log."""
-        text = self.log_path.read_text(errors="replace")
-        found = [f"{kind}: {said}" for kind, said in _CAUSE.findall(text) if "Engine core init" not in said]
-        lines = [line for line in text.splitlines() if line.strip()]
-        return found[-1][:400] if found else lines[-1][:400] if lines else f"exit code {self.process.returncode}"
+        return telling_line(self.log_path.read_text(errors="replace"))
 
     def stop(self, *, keep_log: bool = False) -> None:
         """End it and its children, by force if need be."""
@@ -116,6 +114,13 @@ class Server:
         self._log.close()
         if not keep_log:
             self.log_path.unlink(missing_ok=True)
+
+
+def telling_line(log: str) -> str:
+    """The line of a log that says why its process ended: the last exception that isn't just a consequence."""
+    found = [f"{kind}: {said}" for kind, said in _CAUSE.findall(log) if not said.startswith(_CONSEQUENCES)]
+    lines = [line for line in log.splitlines() if line.strip()]
+    return (found or lines or ["it said nothing"])[-1][:400]
 
 
 def minipic_server(

@@ -6,6 +6,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from datetime import date
 from importlib.metadata import version
@@ -14,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from minipic_cli.bench.cpu_worker import DOCUMENT_TOKENS, DOCUMENTS, PLAIN_TOKENS
 from minipic_cli.lookups import gold, lookups, passages
+from minipic_cli.servers import telling_line
 from minipic_sdk import Prompt
 from minipic_sdk.errors import MiniPICError
 from minipic_sdk.profile import ModelProfile
@@ -54,11 +56,12 @@ class Engine:
         }
         command = [sys.executable, "-m", "minipic_cli.bench.cpu_worker", kind, str(model), str(block_size)]
         self.kind = kind
+        self._log = tempfile.TemporaryFile("w+", errors="replace")
         self.process = subprocess.Popen(
             [*command, "eager" if eager else "compiled"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if os.environ.get("MINIPIC_DEBUG") != "1" else None,
+            stderr=self._log if os.environ.get("MINIPIC_DEBUG") != "1" else None,
             text=True,
             env=environment,
         )
@@ -68,7 +71,8 @@ class Engine:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise BenchmarkError(f"the {self.kind} engine ended (MINIPIC_DEBUG=1 shows its log)")
+            self._log.seek(0)
+            raise BenchmarkError(f"the {self.kind} engine ended: {telling_line(self._log.read())}")
         return json.loads(line)
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
@@ -82,6 +86,7 @@ class Engine:
         """End the process."""
         self.process.kill()
         self.process.wait()
+        self._log.close()
 
 
 def run(

@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import time
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from minipic_cli.scoring import Gold, Probe, Said, score
@@ -40,7 +41,7 @@ class Worker:
             "model": model,
             "dtype": "float32",
             "block_size": block_size,
-            "max_model_len": 8192,
+            "max_model_len": min(8192, self.profile.max_model_len),
             "max_num_seqs": 32,
             "enable_prefix_caching": True,
             "enforce_eager": eager,
@@ -56,15 +57,16 @@ class Worker:
             scheduler = type(self.llm.llm_engine.engine_core.engine_core.scheduler)  # type: ignore[attr-defined]
             assert scheduler.__module__.startswith("vllm."), f"the baseline runs {scheduler}"
         self.random = random.Random(1)
+        self.vocabulary = min(40_000, self.llm.llm_engine.model_config.get_vocab_size())
         self.head = [*self.profile.anchor_token_ids, *self.tokens(30)]
         self.documents = [self.tokens(DOCUMENT_TOKENS) for _ in range(DOCUMENTS)]
         self.contexts: dict[int, list[list[int]]] = {}
-        self.run([self.tokens(200)], 4)
-        self.run([self.prompt()], 1)
+        self.run([self.tokens(64)], 4)
 
     def tokens(self, count: int) -> list[int]:
         """Random ordinary token ids."""
-        return [self.random.randrange(100, 40_000) for _ in range(count)]
+        ids = iter(lambda: self.random.randrange(100, self.vocabulary), None)
+        return list(islice((t for t in ids if t not in self.profile.control_tokens), count))
 
     def prompt(self) -> list[int]:
         """Head, documents in their present order, a new question: with spans if this engine has them."""
