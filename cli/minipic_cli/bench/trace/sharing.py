@@ -14,8 +14,8 @@ class Sharing:
     """How documents come back."""
 
     new: float = 0.5  # share of occurrences that are a document's first
-    popular: float = 0.35  # share of repeats drawn by uses so far; the rest are drawn evenly
-    runs: float = 0.8  # chance that a repeated document of a prompt is followed by another repeated one
+    popular: float = 0.95  # share of repeats drawn by uses so far; the rest are drawn evenly
+    runs: float = 0.95  # chance that a repeated document of a prompt is followed by another repeated one
     together: float = 0.95  # chance that this next one is a companion of the one before in an earlier prompt
 
 
