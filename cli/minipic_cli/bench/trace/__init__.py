@@ -130,7 +130,7 @@ def run(
     """
     raw = raw or Path(tempfile.mkdtemp(prefix="minipic-trace-"))
     raw.mkdir(parents=True, exist_ok=True)
-    trace = make(shape, prompts, machine.vocabulary)
+    traces = [make(shape, prompts, machine.vocabulary, seed=seed) for seed in range(repeats)]
     words = machine.vocabulary
     for kind in engines:
         plan = {
@@ -147,12 +147,13 @@ def run(
             note(f"{kind}: {', '.join(plan['stages'])}")
             _measure(plan, raw, machine.environment, budget)
     found = {k: json.loads(p.read_text()) for k in ("stock", "minipic") if (p := raw / f"{k}.json").exists()}
-    bound = trace.bound(machine.options["block_size"])
+    bounds = [trace.bound(machine.options["block_size"]) for trace in traces]
+    bound = {k: round(sum(b[k] for b in bounds) / len(bounds), 4) for k in bounds[0]}
     result: dict[str, Any] = {"rows": [], "bound": bound}
     if len(found) == 2:
         command = f"minipic bench trace --shape {shape} --prompts {prompts} --stages {','.join(stages)}"
         result["rows"] = rows(found["stock"], found["minipic"], bound, command)
-        result["spnl_model"] = spnl(trace, found["stock"], found["minipic"], machine.kv_bytes)
+        result["spnl_model"] = spnl(traces[0], found["stock"], found["minipic"], machine.kv_bytes)
     result["raw"] = found
     return result
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import median
 from typing import Any
 
@@ -29,7 +29,8 @@ def rows(stock: Raw, ours: Raw, bound: dict[str, float], command: str) -> list[d
         if not mine or not theirs:
             return
         value, baseline = median(mine), median(theirs)
-        ratios = sorted(a / b / by for a in mine for b in theirs)
+        pairs = zip(mine, theirs, strict=False) if len(mine) == len(theirs) else product(mine, theirs)
+        ratios = sorted(a / b / by for a, b in pairs)
         figures = {"ratio": value / baseline / by, "value": value, "baseline": baseline}
         rounded = {k: round(v, 4) for k, v in figures.items()}
         spread = [round(ratios[0], 4), round(ratios[-1], 4)]
