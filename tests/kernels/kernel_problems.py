@@ -71,9 +71,10 @@ def make_problem(
     cache = torch.full(shape, float("nan"))
     cache = cache.transpose(1, 2) if layout == "NHD" else cache
     for i, (parts, computed, scheduled) in enumerate(requests):
-        plan = RequestPlan.from_layout(layout_of(parts, block_size))
+        parsed = layout_of(parts, block_size)
+        plan = RequestPlan.from_layout(parsed)
         rows += plan.rows(i, at, computed, scheduled)
-        compiled += RequestRuns.compile(plan).plan(i, at, computed, scheduled, positions)
+        compiled += RequestRuns.of(parsed).plan(i, at, computed, scheduled, positions)
         end = computed + scheduled
         seen = np.zeros(end, dtype=bool)
         for s in plan.segments:

@@ -23,7 +23,7 @@ from minipic_server.gpu.scratch import AttentionShape, GraphTables, Scratch
 from minipic_server.gpu.step import plan_contiguous
 from minipic_server.kernels.attend import attend_naive
 from minipic_server.kernels.gather import gather_naive
-from minipic_server.plan import RequestPlan, Row, Run
+from minipic_server.plan import Row, Run
 
 RAG = [("head", 21), ("span", 40), ("span", 75), ("dependent", 30)]  # 207 physical tokens
 PLAIN = [("head", 300)]
@@ -93,7 +93,7 @@ class World:
         for i, (parts, _, _) in enumerate(requests):
             layout = layout_of(parts, 16)
             if layout.has_control:
-                state.spans[i] = RequestRuns.compile(RequestPlan.from_layout(layout))
+                state.spans[i] = RequestRuns.of(layout)
         state.select(range(len(requests)), [c for _, c, _ in requests])
 
         def prepare(_, batch, *args, **kwargs):

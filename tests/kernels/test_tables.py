@@ -26,7 +26,7 @@ def expected(rows):
 def test_compiled_plan_equals_the_readable_plan_for_every_chunk(block):
     layout = layout_of(PARTS, block)
     plan = RequestPlan.from_layout(layout)
-    runs = RequestRuns.compile(plan)
+    runs = RequestRuns.of(layout)
     total = layout.num_tokens + 5
     for computed in range(0, total, 3):
         for scheduled in (1, 2, 17, total - computed):
@@ -42,7 +42,7 @@ def test_compiled_plan_equals_the_readable_plan_for_every_chunk(block):
 
 def test_a_prompt_that_ends_in_a_span_stops_there():
     layout = layout_of([("head", 5), ("span", 10)], 16)
-    runs = RequestRuns.compile(RequestPlan.from_layout(layout))
+    runs = RequestRuns.of(layout)
     rows = runs.plan(0, 0, 16, 16, np.zeros(16, dtype=np.int64))
     assert [(r.own_start, r.own_len) for r in rows] == [(17, 10)]
 
@@ -50,7 +50,7 @@ def test_a_prompt_that_ends_in_a_span_stops_there():
 def rows_of(*requests, block=16):
     rows, at = [], 0
     for i, (parts, computed, scheduled) in enumerate(requests):
-        runs = RequestRuns.compile(RequestPlan.from_layout(layout_of(parts, block)))
+        runs = RequestRuns.of(layout_of(parts, block))
         rows += runs.plan(i, at, computed, scheduled, np.zeros(at + scheduled, dtype=np.int64))
         at += scheduled
     return rows, at

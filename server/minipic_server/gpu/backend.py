@@ -111,12 +111,13 @@ class SpanFlashImpl(FlashAttentionImpl):
                 self.scratch.values,
             )
             key, value = self.scratch.keys, self.scratch.values
-        out = output[rows.first : rows.last]
-        to = out if rows.tokens is None else self.scratch.output[: rows.last - rows.first]
+        if rows.first or rows.tokens is not None:  # else the tensors are used whole: slicing costs microseconds a layer
+            query, output = query[rows.first : rows.last], output[rows.first : rows.last]
+        to = output if rows.tokens is None else self.scratch.output[: rows.last - rows.first]
         flash_attn_varlen_func(
-            q=query[rows.first : rows.last],
-            k=key[: rows.keys],
-            v=value[: rows.keys],
+            q=query,
+            k=key,
+            v=value,
             out=to,
             cu_seqlens_q=rows.cu_q,
             max_seqlen_q=rows.max_q,
@@ -127,7 +128,7 @@ class SpanFlashImpl(FlashAttentionImpl):
             fa_version=self.vllm_flash_attn_version,
         )
         if rows.tokens is not None:
-            out.index_copy_(0, rows.tokens.long(), to.index_select(0, rows.tokens))
+            output.index_copy_(0, rows.tokens.long(), to.index_select(0, rows.tokens))
 
 
 class SpanFlashBuilder(FlashAttentionMetadataBuilder):

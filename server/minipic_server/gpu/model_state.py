@@ -32,7 +32,6 @@ from minipic_server.gpu.runs import RequestRuns, RowRuns
 from minipic_server.gpu.scratch import SHARE, AttentionShape, GraphTables, Scratch
 from minipic_server.gpu.step import DeviceStep, ShortRows, plan_contiguous, plan_step
 from minipic_server.gpu.tables import AttendTables, balanced_chunks
-from minipic_server.plan import RequestPlan
 from minipic_server.refusals import UnsupportedError
 from minipic_server.state import opted_in, passed_layout
 
@@ -93,7 +92,7 @@ class SpanModelState(DefaultModelState):
                 new_req_data.prompt_token_ids, control=self.config.control, block_size=self.config.block_size
             )
         if layout.has_control:
-            self.spans[req_index] = RequestRuns.compile(RequestPlan.from_layout(layout))
+            self.spans[req_index] = RequestRuns.of(layout)
             self._index[new_req_data.req_id] = req_index
 
     def remove_request(self, req_id: str) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minipic_server.plan import RequestPlan
+from minipic_sdk.layout import Layout
 
 FAR = 1 << 30  # physical end of a segment that goes on with what is generated
 
@@ -37,21 +37,29 @@ class RequestRuns:
     keys: list[int]  # keys in each context
 
     @classmethod
-    def compile(cls, plan: RequestPlan) -> "RequestRuns":
-        """From the readable plan."""
-        seen: dict[int, np.ndarray] = {}
+    def of(cls, layout: Layout) -> "RequestRuns":
+        """What ``plan.RequestPlan.from_layout`` says, without an object per segment and run."""
+        segments, nothing = layout.segments, np.empty((0, 3), dtype=np.int32)
+        anchor = np.array([[layout.head_at, layout.anchor, 0]], dtype=np.int32) if layout.anchor else nothing
         contexts: list[np.ndarray] = []
-        for s in plan.segments:
-            if id(s.context) not in seen:
-                seen[id(s.context)] = np.array(s.context, dtype=np.int32).reshape(-1, 3)
-            contexts.append(seen[id(s.context)])
-        sums = {id(c): int(c[:, 1].sum()) for c in seen.values()}
+        for i, s in enumerate(segments):
+            if s.kind != "dependent":
+                contexts.append(anchor if s.kind == "span" else nothing)
+                continue
+            runs = [
+                (at := t.visible_start + t.hidden, t.visible_stop - at, t.logical - layout.canonical(t))
+                for t in layout.context(i)
+            ]
+            contexts.append(np.array(runs, dtype=np.int32).reshape(-1, 3))
+        stops = [s.visible_stop for s in segments]
+        if layout.generates:
+            stops[-1] = FAR
         return cls(
-            np.array([s.visible_start for s in plan.segments], dtype=np.int64),
-            np.array([min(s.visible_stop, FAR) for s in plan.segments], dtype=np.int64),
-            np.array([s.canonical for s in plan.segments], dtype=np.int64),
+            np.array([s.visible_start for s in segments], dtype=np.int64),
+            np.array(stops, dtype=np.int64),
+            np.array([layout.canonical(s) for s in segments], dtype=np.int64),
             contexts,
-            [sums[id(c)] for c in contexts],
+            [layout.anchor if c is anchor else int(c[:, 1].sum()) for c in contexts],
         )
 
     @classmethod

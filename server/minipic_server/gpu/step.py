@@ -40,7 +40,6 @@ class LongRows(NamedTuple):
     last: int
     max_q: int
     max_k: int
-    keys: int
     tokens: torch.Tensor | None  # the rows' tokens, where plain requests stand between them. [n]
 
 
@@ -108,7 +107,7 @@ def plan_step(
         moves, cu_q, cu_k = next(views).view(-1, 5), next(views), next(views)
         where = next(views) if index is not None else None
         bounds = tables.first_token, tables.last_token, tables.max_q, tables.max_k
-        step.long.append(LongRows(moves, cu_q, cu_k, *bounds, int(tables.cu_k[-1]), where))
+        step.long.append(LongRows(moves, cu_q, cu_k, *bounds, where))
     for block_q, _ in shorts:
         tasks, pieces, merges = next(views).view(-1, 8), next(views).view(-1, 4), next(views).view(-1, 4)
         step.short.append(ShortRows(block_q, tasks, pieces, merges))
@@ -135,7 +134,7 @@ def plan_contiguous(done: np.ndarray, new: np.ndarray, *, scratch: Scratch, uplo
     tokens, longest = int(starts[-1]), int(new.max())
     if not done.any():
         cu = upload(starts)
-        return DeviceStep(False, [LongRows(None, cu, cu, 0, tokens, longest, longest, tokens, None)])
+        return DeviceStep(False, [LongRows(None, cu, cu, 0, tokens, longest, longest, None)])
     keys = done + new
     total = int(keys.sum())
     if total > len(scratch.keys) or (new * (keys - new / 2)).sum() < QUERIES_PER_KEY * total:
@@ -145,7 +144,7 @@ def plan_contiguous(done: np.ndarray, new: np.ndarray, *, scratch: Scratch, uplo
     rows = [RowRuns(i, at, n, nothing, 0, k, 0) for i, (at, n, k) in enumerate(counts)]
     tables = GatherTables.of(rows, first_token=0, last_token=tokens)
     moves, cu_q, cu_k = _upload([tables.moves, tables.cu_q, tables.cu_k], upload)
-    sizes = tables.max_q, tables.max_k, total
+    sizes = tables.max_q, tables.max_k
     return DeviceStep(False, [LongRows(moves.view(-1, 5), cu_q, cu_k, 0, tokens, *sizes, None)])
 
 

@@ -13,7 +13,7 @@ from minipic_server.gpu.runs import RowRuns
 from minipic_server.kernels.attend.kernel import ALL_VISIBLE, MERGE_FIELDS, TASK_FIELDS
 from minipic_server.kernels.gather.kernel import MOVE_FIELDS, TILE
 
-MIN_CHUNK = 256  # keys of a task: less isn't worth a merge
+MIN_CHUNK = 128  # keys of a task: less isn't worth a merge
 CHUNK_STEP = 32
 
 

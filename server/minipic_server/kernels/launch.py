@@ -1,4 +1,4 @@
-"""Launching Triton kernels at a tenth of the usual cost on the CPU.
+"""Launching Triton kernels at a fraction of the usual cost on the CPU.
 
 A question behind cached spans is a small step: its attention is launched layer by layer between CUDA graph pieces, and
 ``kernel[grid](...)`` costs 60 us of binding and specialising each time. Here the compiled kernel is kept under what
@@ -8,7 +8,7 @@ Triton would specialise on (types, alignment, integer values), and launched dire
 from functools import cache
 from typing import Any
 
-import torch
+from torch import Tensor
 
 Constants = tuple[tuple[str, Any], ...]  # compile-time arguments by name, in the kernel's order, behind all others
 
@@ -25,7 +25,9 @@ def launch(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: Co
         constants: one object for equal constants, as from a cached function: it is told apart by identity.
         warps: of each program.
     """
-    key = kernel, id(constants), warps, *map(_specialised, arguments)
+    special = [a if type(a) is int else a.data_ptr() & 15 if type(a) is Tensor else 0 for a in arguments]
+    types = [a.dtype for a in arguments if type(a) is Tensor]
+    key = (id(kernel), id(constants), warps, *special, *types)
     known = _compiled.get(key)
     if known is None:
         compiled = kernel[(programs,)](*arguments, **dict(constants), num_warps=warps)
@@ -34,12 +36,6 @@ def launch(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: Co
         return
     compiled, values, _ = known
     compiled[(programs, 1, 1)](*arguments, *values)
-
-
-def _specialised(argument: Any) -> Any:
-    if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % 16
-    return argument if type(argument) is int else None
 
 
 @cache

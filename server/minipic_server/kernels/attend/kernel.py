@@ -202,26 +202,46 @@ def _merge_kernel(
         return
     first, slot, slots = tl.load(merge), tl.load(merge + 2), tl.load(merge + 3)
     head = tl.program_id(0) % heads
-    q = tl.arange(0, Q_PAD)
     d = tl.arange(0, D_PAD)
-    live = q < count
-    write = live[:, None] & (d < D)[None, :]
-    top = tl.full([Q_PAD], float("-inf"), tl.float32)
-    total = tl.zeros([Q_PAD], tl.float32)
-    acc = tl.zeros([Q_PAD, D_PAD], tl.float32)
-    for i in range(slot, slot + slots):
-        part = (tl.cast(i, tl.int64) * heads + head) * BLOCK_Q + q
-        lse = tl.load(lse_ptr + part, mask=live, other=float("-inf"))
-        peak = tl.maximum(top, lse)
-        base = tl.where(peak == float("-inf"), 0.0, peak)
-        weight, fade = tl.exp2(lse - base), tl.exp2(top - base)
-        acc = acc * fade[:, None]
-        acc += weight[:, None] * tl.load(part_ptr + part[:, None] * D + d[None, :], mask=write, other=0.0)
-        total = total * fade + weight
-        top = peak
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    to = out_ptr + (first + q).to(tl.int64)[:, None] * out_token + head * out_head + d[None, :]
-    tl.store(to, result.to(out_ptr.dtype.element_ty), mask=write)
+    if Q_PAD == 1:  # one query: many splits at once
+        s = tl.arange(0, 16)
+        top, total = float("-inf"), 0.0
+        acc = tl.zeros([D_PAD], tl.float32)
+        for i in range(0, slots, 16):
+            live = i + s < slots
+            part = (slot + i + s).to(tl.int64) * heads + head
+            lse = tl.load(lse_ptr + part, mask=live, other=float("-inf"))
+            read = live[:, None] & (d < D)[None, :]
+            parts = tl.load(part_ptr + part[:, None] * D + d[None, :], mask=read, other=0.0)
+            peak = tl.maximum(top, tl.max(lse, 0))
+            base = tl.where(peak == float("-inf"), 0.0, peak)
+            weight, fade = tl.exp2(lse - base), tl.exp2(top - base)
+            acc = acc * fade + tl.sum(weight[:, None] * parts, 0)
+            total = total * fade + tl.sum(weight, 0)
+            top = peak
+        result = acc / tl.where(total == 0.0, 1.0, total)
+        to = out_ptr + first.to(tl.int64) * out_token + head * out_head + d
+        tl.store(to, result.to(out_ptr.dtype.element_ty), mask=d < D)
+    else:
+        q = tl.arange(0, Q_PAD)
+        few = q < count
+        write = few[:, None] & (d < D)[None, :]
+        tops = tl.full([Q_PAD], float("-inf"), tl.float32)
+        totals = tl.zeros([Q_PAD], tl.float32)
+        sums = tl.zeros([Q_PAD, D_PAD], tl.float32)
+        for i in range(slot, slot + slots):
+            at = (tl.cast(i, tl.int64) * heads + head) * BLOCK_Q + q
+            lses = tl.load(lse_ptr + at, mask=few, other=float("-inf"))
+            peaks = tl.maximum(tops, lses)
+            bases = tl.where(peaks == float("-inf"), 0.0, peaks)
+            weights, fades = tl.exp2(lses - bases), tl.exp2(tops - bases)
+            sums = sums * fades[:, None]
+            sums += weights[:, None] * tl.load(part_ptr + at[:, None] * D + d[None, :], mask=write, other=0.0)
+            totals = totals * fades + weights
+            tops = peaks
+        results = sums / tl.where(totals == 0.0, 1.0, totals)[:, None]
+        where = out_ptr + (first + q).to(tl.int64)[:, None] * out_token + head * out_head + d[None, :]
+        tl.store(where, results.to(out_ptr.dtype.element_ty), mask=write)
 
 
 def attend(
