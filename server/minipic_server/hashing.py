@@ -154,4 +154,6 @@ class SpanHasher:
 
 def _extra_keys(request: "Request") -> tuple[Any, ...] | None:
     """LoRA keys of a block that isn't the prompt's first, hence without the salt stock adds there."""
+    if request.lora_request is None:
+        return None  # asked for every segment; nothing else than LoRA may add keys to a span request
     return generate_block_hash_extra_keys(request, 1, 2, 0)[0]
