@@ -17,7 +17,8 @@ _MARK = "_minipic_patched"
 def _replace(owner: Any, name: str, replacement: Any) -> None:
     """Set ``owner.name`` once: vLLM loads plugins several times in a process."""
     setattr(replacement, _MARK, True)
-    replacement.__wrapped__ = getattr(owner, name, None)
+    if hasattr(owner, name):  # not None for a new method: inspect.signature follows it
+        replacement.__wrapped__ = getattr(owner, name)
     setattr(owner, name, replacement)
 
 
