@@ -151,7 +151,7 @@ def _cloze(source: random.Random, passages: list[Passage], target: Passage) -> t
     words, i = source.choice(places)
     sentence = " ".join([*words[:i], "____", *words[i + 1 :]])
     question = f'Which word of the text above is missing here?\n"{sentence}"'
-    return question, "The missing word is", f" {words[i]}"
+    return question, 'The missing word is "', words[i]
 
 
 def _passage_of(_source: random.Random, _passages: list[Passage], target: Passage) -> tuple[str, str, str] | None:
