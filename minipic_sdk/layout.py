@@ -39,8 +39,7 @@ class Placement(NamedTuple):
     hidden: int = 0  # leading visible tokens that no other segment sees (EPIC's stale copies)
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """One segment; every range is half-open and in physical token indices."""
 
     kind: SegmentKind
@@ -128,6 +127,7 @@ def parse_layout(
     anchor: Sequence[int] = (),
     placements: Sequence[Placement] | None = None,
     head_at: int = 0,
+    checked: bool = False,
 ) -> Layout:
     """Cut a physical prompt into segments and check every rule of the layout.
 
@@ -138,54 +138,51 @@ def parse_layout(
         anchor: token ids every span sees; must be the prompt's first visible tokens.
         placements: one per segment, in physical order; ``None`` for logical = physical order.
         head_at: block-aligned index at which the head begins; other than 0 it needs ``placements``.
+        checked: these ids passed here before, so no control token is looked for where none may be; that is half of
+            the time for a long prompt.
 
     Raises:
         LayoutError: names the token index and the rule that it breaks.
     """
     ids = token_ids if isinstance(token_ids, list) else list(token_ids)
-    starts = _segment_starts(ids, control, block_size, head_at)
+    starts = _segment_starts(ids, control, block_size, head_at, checked)
     if head_at and placements is None:
         raise LayoutError(head_at, "a head that isn't first needs placements")
-    bounds = [*starts, len(ids)]
-    visible: list[tuple[int, int]] = []
-    pads = 0
+    if placements is not None and len(placements) != len(starts):
+        raise LayoutError(0, f"{len(placements)} placements for {len(starts)} segments")
+    # A prompt may have a thousand segments: one pass, with local names only.
+    ssep, pdep, pad = control
+    segments: list[Segment] = []
+    pads = at = 0
     for i, start in enumerate(starts):
-        stop = bounds[i + 1]
-        first = start + (ids[start] == control.ssep or ids[start] == control.pdep)
+        stop = starts[i + 1] if i + 1 < len(starts) else len(ids)
+        token = ids[start]
+        kind: SegmentKind = "span" if token == ssep else "dependent" if token == pdep else "head"
+        first = start if kind == "head" else start + 1
         last = stop
-        while last > first and ids[last - 1] == control.pad:
+        while last > first and ids[last - 1] == pad:
             last -= 1
         if stop - last >= block_size:
             raise LayoutError(last, "padding must be shorter than a block")
         pads += stop - last
-        visible.append((first, last))
-    if pads != ids.count(control.pad):
-        raise LayoutError(_stray_pad(ids, control.pad, visible), "PAD before the end of a segment")
-    kinds: list[SegmentKind] = [_kind(ids[s], control) for s in starts]
-    first, last = visible[-1]
-    if kinds[-1] != "span" and (first == last or last != len(ids)):
-        raise LayoutError(min(last, len(ids) - 1), "a prompt that generates must end in a visible token")
-    head = next((v for k, v in zip(kinds, visible, strict=True) if k == "head"), (head_at, head_at))
-    _check_anchor(ids, anchor, head)
-    placed = _default_placements(visible) if placements is None else list(placements)
-    if len(placed) != len(starts):
-        raise LayoutError(0, f"{len(placed)} placements for {len(starts)} segments")
-    segments = tuple(
-        Segment(kinds[i], starts[i], bounds[i + 1], visible[i][0], visible[i][1], placed[i].logical, placed[i].hidden)
-        for i in range(len(starts))
-    )
+        logical, hidden = (at, 0) if placements is None else placements[i]
+        segments.append(Segment(kind, start, stop, first, last, logical, hidden))
+        at += last - first
+    if not checked and pads != ids.count(pad):
+        raise LayoutError(_stray_pad(ids, pad, segments), "PAD before the end of a segment")
+    tail = segments[-1]
+    if tail.kind != "span" and tail.visible_stop != len(ids):
+        raise LayoutError(tail.visible_stop, "a prompt that generates must end in a visible token")
+    head = next((s for s in segments if s.kind == "head"), None)
+    _check_anchor(ids, anchor, (head.visible_start, head.visible_stop) if head else (head_at, head_at))
     if placements is not None:
         _check_placements(segments, len(anchor))
-    return Layout(segments, block_size, len(anchor), head_at, len(ids))
+    return Layout(tuple(segments), block_size, len(anchor), head_at, len(ids))
 
 
-def _kind(token: int, control: ControlTokens) -> SegmentKind:
-    if token == control.ssep:
-        return "span"
-    return "dependent" if token == control.pdep else "head"
-
-
-def _segment_starts(ids: list[int], control: ControlTokens, block_size: int, head_at: int) -> list[int]:
+def _segment_starts(
+    ids: list[int], control: ControlTokens, block_size: int, head_at: int, checked: bool
+) -> list[int]:
     if not ids:
         raise LayoutError(0, "the prompt is empty")
     if head_at % block_size or not 0 <= head_at < len(ids):
@@ -194,7 +191,7 @@ def _segment_starts(ids: list[int], control: ControlTokens, block_size: int, hea
     firsts = ids[::block_size]
     starts = [i * block_size for i, token in enumerate(firsts) if token in marks]
     for mark, name in zip(marks, ("SSEP", "PDEP"), strict=True):
-        if ids.count(mark) != firsts.count(mark):
+        if not checked and ids.count(mark) != firsts.count(mark):
             index = next(i for i, token in enumerate(ids) if token == mark and i % block_size)
             raise LayoutError(index, f"{name} inside a block: it must be a block's first token")
     starts = sorted({head_at, *starts})
@@ -203,8 +200,8 @@ def _segment_starts(ids: list[int], control: ControlTokens, block_size: int, hea
     return starts
 
 
-def _stray_pad(ids: list[int], pad: int, visible: list[tuple[int, int]]) -> int:
-    return next(i for first, last in visible for i in range(first, last) if ids[i] == pad)
+def _stray_pad(ids: list[int], pad: int, segments: list[Segment]) -> int:
+    return next(i for s in segments for i in range(s.visible_start, s.visible_stop) if ids[i] == pad)
 
 
 def _check_anchor(ids: list[int], anchor: Sequence[int], head: tuple[int, int]) -> None:
@@ -215,16 +212,7 @@ def _check_anchor(ids: list[int], anchor: Sequence[int], head: tuple[int, int]) 
         raise LayoutError(first + wrong, "the prompt's first visible tokens must be the declared anchor")
 
 
-def _default_placements(visible: list[tuple[int, int]]) -> list[Placement]:
-    placed: list[Placement] = []
-    at = 0
-    for first, last in visible:
-        placed.append(Placement(at))
-        at += last - first
-    return placed
-
-
-def _check_placements(segments: tuple[Segment, ...], anchor: int) -> None:
+def _check_placements(segments: list[Segment], anchor: int) -> None:
     for s in segments:
         if not 0 <= s.hidden <= s.num_visible:
             raise LayoutError(s.start, f"hidden={s.hidden} of {s.num_visible} visible tokens")

@@ -74,8 +74,10 @@ class RequestMeta:
             names=_strings(body, "names"),
         )
 
-    def parse(self, token_ids: Sequence[int], *, control: ControlTokens, block_size: int) -> Layout:
-        """The layout of ``token_ids`` under this metadata; raises ``LayoutError``."""
+    def parse(
+        self, token_ids: Sequence[int], *, control: ControlTokens, block_size: int, checked: bool = False
+    ) -> Layout:
+        """The layout of ``token_ids`` under this metadata; ``checked``: as in ``parse_layout``. Raises ``LayoutError``."""
         layout = parse_layout(
             token_ids,
             control=control,
@@ -83,6 +85,7 @@ class RequestMeta:
             anchor=self.anchor,
             placements=self.placements,
             head_at=self.head_at,
+            checked=checked,
         )
         spans = sum(s.kind == "span" for s in layout.segments)
         if bad := [n for n in self.public if not 0 <= n < spans]:

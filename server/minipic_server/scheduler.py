@@ -59,6 +59,7 @@ class _SpanScheduling(Scheduler):
         self.hit_shares = [0] * (HIT_SHARE_STEPS + 1)  # requests by the share of their spans that were hits
         self._filling: dict[bytes, tuple[Request, list[bytes]]] = {}  # key -> who is amid computing it, its blocks
         self._wanted: Counter[bytes] = Counter()  # blocks of the spans of all unfinished requests
+        self._span_requests = 0  # unfinished
         self._asked: tuple[Request, SpanState, list[str]] | None = None  # looked up last, see _admitted
 
     def add_request(self, request: Request) -> None:
@@ -67,6 +68,7 @@ class _SpanScheduling(Scheduler):
         if state is not None:
             state.statuses = self.history.describe(request, state, self.residency.leading, self._wanted.__contains__)
             self._wanted.update(state.blocks)
+            self._span_requests += 1
             self._count(state)
             self._log(request.request_id, state)
 
@@ -162,7 +164,11 @@ class _SpanScheduling(Scheduler):
         state = known_state(request)
         if state is not None:
             kv_transfer = {**(kv_transfer or {}), "minipic": {"spans": state.statuses}}
-            self._want_less(state.blocks)
+            self._span_requests -= 1
+            if self._span_requests:
+                self._want_less(state.blocks)
+            else:
+                self._wanted.clear()
         return kv_transfer, ec_transfer
 
     def _want_less(self, blocks: list[bytes]) -> None:

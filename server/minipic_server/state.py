@@ -25,6 +25,7 @@ class SpanState:
     statuses: list[dict[str, object]] = field(default_factory=list[dict[str, object]])  # one per span, see status.py
     waited: int = 0  # steps it was held back for a span that another request is computing
     _keys: tuple[bytes, ...] | None = None  # the same in every arrangement
+    _spans: tuple[Layout, list[bytes], list[tuple[Segment, list[bytes]]]] | None = None  # see span_hashes
 
     @property
     def keys(self) -> tuple[bytes, ...]:
@@ -40,8 +41,12 @@ class SpanState:
 
     def span_hashes(self) -> list[tuple[Segment, list[bytes]]]:
         """Every span segment with the hashes of its blocks, in physical order."""
-        size = self.layout.block_size
-        return [(s, self.hashes[s.start // size : s.stop // size]) for s in self.layout.segments if s.kind == "span"]
+        layout, hashes, size = self.layout, self.hashes, self.layout.block_size
+        known = self._spans
+        if known is None or known[0] is not layout or known[1] is not hashes:
+            spans = [(s, hashes[s.start // size : s.stop // size]) for s in layout.segments if s.kind == "span"]
+            self._spans = known = layout, hashes, spans
+        return known[2]
 
 
 def opted_in(params: "SamplingParams | None") -> str | None:
@@ -58,7 +63,10 @@ def span_state(request: "Request", config: SpanConfig) -> SpanState | None:
         state = None
         if text is not None and request.prompt_token_ids is not None:
             meta = RequestMeta.from_json(text)
-            layout = meta.parse(request.prompt_token_ids, control=config.control, block_size=config.block_size)
+            # The front end has checked every request (validation.py).
+            layout = meta.parse(
+                request.prompt_token_ids, control=config.control, block_size=config.block_size, checked=True
+            )
             # Without control tokens the prompt is plain: stock hashing and attention serve it.
             state = SpanState(meta, layout) if layout.has_control else None
             pass_layout(request.sampling_params, layout)

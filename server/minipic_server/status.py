@@ -43,11 +43,11 @@ class SpanHistory:
             resident: leading blocks of a span that are in the cache.
             awaited: whether an unfinished request before this one has the span too, and so computes it.
         """
+        public = frozenset(state.meta.public)
         out: list[dict[str, object]] = []
         seen: list[tuple[str | None, str | None, bytes]] = []
         for ordinal, (segment, hashes) in enumerate(state.span_hashes()):
-            public = ordinal in state.meta.public
-            scope = None if public else request.cache_salt
+            scope = None if ordinal in public else request.cache_salt
             name = state.meta.names[ordinal] if state.meta.names else f"span {ordinal}"
             key = hashes[-1] if hashes else b""
             have = resident(hashes)

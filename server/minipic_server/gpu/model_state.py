@@ -89,7 +89,10 @@ class SpanModelState(DefaultModelState):
         layout = passed_layout(new_req_data.sampling_params)
         if layout is None:
             layout = RequestMeta.from_json(text).parse(
-                new_req_data.prompt_token_ids, control=self.config.control, block_size=self.config.block_size
+                new_req_data.prompt_token_ids,
+                control=self.config.control,
+                block_size=self.config.block_size,
+                checked=True,
             )
         if layout.has_control:
             self.spans[req_index] = RequestRuns.of(layout)
