@@ -199,7 +199,7 @@ def main() -> None:
         (a.raw / f"{kind}.json").write_text(json.dumps(found))
     both = [json.loads(p.read_text()) for k in ("stock", "minipic") if (p := a.raw / f"{k}.json").exists()]
     if len(both) == 2:
-        result = rows(*both, "python -m minipic_cli.bench.trace.latency")
+        result = rows(both[0], both[1], "python -m minipic_cli.bench.trace.latency")
         if a.out is not None:
             merge_rows(a.out, result)
         print(json.dumps({"rows": result, "capacity": [b["capacity"] for b in both]}, indent=1))
