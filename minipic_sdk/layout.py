@@ -180,9 +180,7 @@ def parse_layout(
     return Layout(tuple(segments), block_size, len(anchor), head_at, len(ids))
 
 
-def _segment_starts(
-    ids: list[int], control: ControlTokens, block_size: int, head_at: int, checked: bool
-) -> list[int]:
+def _segment_starts(ids: list[int], control: ControlTokens, block_size: int, head_at: int, checked: bool) -> list[int]:
     if not ids:
         raise LayoutError(0, "the prompt is empty")
     if head_at % block_size or not 0 <= head_at < len(ids):

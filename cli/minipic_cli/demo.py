@@ -1,10 +1,9 @@
 """``minipic demo``: the main job, start to finish, on this machine."""
 
 import os
-import random
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Final
 
@@ -13,7 +12,7 @@ import typer
 from minipic_cli import console, options
 from minipic_cli.connection import connected
 from minipic_cli.errors import CLIError
-from minipic_cli.lookups import gold, lookups, passages
+from minipic_cli.lookups import gold, lookups, orders, passages
 from minipic_cli.models import ensure_default_model
 from minipic_cli.scoring import Probe, Said, score
 from minipic_cli.servers import Server, minipic_server
@@ -65,8 +64,8 @@ def _run(client: MiniPIC, server: Server, items: int) -> dict[str, Any]:
     documents = list(passages())
     with console.waiting(f"warming {len(documents)} documents"):
         warmed = client.warm(documents)
-    order = list(documents)
-    rows = list(_orders(client, order))
+    shuffled = orders(documents, ORDERS)
+    rows = [_asked(client, order, number) for number, order in enumerate(shuffled, 1)]
     result: dict[str, Any] = {
         "question": _QUESTION,
         "warmed": {"documents": len(documents), "tokens": warmed.tokens, "blocks": warmed.blocks},
@@ -74,23 +73,20 @@ def _run(client: MiniPIC, server: Server, items: int) -> dict[str, Any]:
     }
     if items:
         with console.waiting(f"scoring the true answers of {items} lookup questions, plain and with spans"):
-            # In the last order asked, which is cached for the plain prompts too.
-            result["answers"] = _answers(server.url, client, order, items)
+            # In the orders just asked, which are cached for the plain prompts too.
+            result["answers"] = _answers(server.url, client, shuffled, items)
     return result
 
 
-def _orders(client: MiniPIC, order: list[Document]) -> Iterator[dict[str, Any]]:
-    """Shuffle ``order`` and ask, a few times; plain first, so that nothing of it is cached by then."""
-    shuffle = random.Random(7).shuffle
+def _asked(client: MiniPIC, order: list[Document], number: int) -> dict[str, Any]:
+    """Ask in one order; plain first, so that nothing of it is cached by then."""
     profile = client.profile()
-    for number in range(ORDERS):
-        shuffle(order)
-        row: dict[str, Any] = {"order": [d.name for d in order]}
-        for kind, layout in _KINDS:
-            prompt = Prompt.compose(order, _QUESTION, profile=profile, layout=layout)
-            with console.waiting(f"asking in order {number + 1} of {ORDERS}: {kind}"):
-                row[kind] = _ask(client, prompt)
-        yield row
+    row: dict[str, Any] = {"order": [d.name for d in order]}
+    for kind, layout in _KINDS:
+        prompt = Prompt.compose(order, _QUESTION, profile=profile, layout=layout)
+        with console.waiting(f"asking in order {number} of {ORDERS}: {kind}"):
+            row[kind] = _ask(client, prompt)
+    return row
 
 
 def _ask(client: MiniPIC, prompt: Prompt) -> dict[str, Any]:
@@ -108,23 +104,26 @@ def _ask(client: MiniPIC, prompt: Prompt) -> dict[str, Any]:
     }
 
 
-def _answers(url: str, client: MiniPIC, order: Sequence[Document], items: int) -> dict[str, Any]:
-    """Mean log probability per token of the true answers: bare tokens against spans."""
+def _answers(url: str, client: MiniPIC, shuffled: Sequence[Sequence[Document]], items: int) -> dict[str, Any]:
+    """Mean log probability per token of the true answers: bare tokens against spans; the orders take turns."""
     profile = client.profile()
     asked = lookups(passages(), items)
-    prompts = [Prompt.compose(order, item.question, profile=profile) for item in asked]
-    found: dict[str, float] = {}
-    for kind, layout in _KINDS:
-        plain = layout == "prefix"
-        extra = {} if plain else prompts[0].extra_body  # the same for all: it is about the documents
-        golds = [gold(item, prompt, plain=plain) for item, prompt in zip(asked, prompts, strict=True)]
-        scores = score(golds, lambda probes, extra=extra: _complete(url, profile.model, probes, extra))
-        found[kind] = statistics.fmean(statistics.fmean(tokens) for tokens in scores)
+    found: dict[str, list[float]] = {kind: [] for kind, _ in _KINDS}
+    for number, order in enumerate(shuffled):
+        mine = asked[number :: len(shuffled)]
+        prompts = [Prompt.compose(order, item.question, profile=profile) for item in mine]
+        for kind, layout in _KINDS if mine else ():
+            plain = layout == "prefix"
+            extra = {} if plain else prompts[0].extra_body  # the same for all: it is about the documents
+            golds = [gold(item, prompt, plain=plain) for item, prompt in zip(mine, prompts, strict=True)]
+            scores = score(golds, lambda probes, extra=extra: _complete(url, profile.model, probes, extra))
+            found[kind] += (statistics.fmean(tokens) for tokens in scores)
+    plain, spans = (statistics.fmean(found[kind]) for kind, _ in _KINDS)
     return {
         "items": items,
-        "plain_logprob": round(found["plain"], 4),
-        "minipic_logprob": round(found["minipic"], 4),
-        "gap": round(found["plain"] - found["minipic"], 4),
+        "plain_logprob": round(plain, 4),
+        "minipic_logprob": round(spans, 4),
+        "gap": round(plain - spans, 4),
     }
 
 

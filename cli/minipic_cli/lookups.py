@@ -26,7 +26,7 @@ _TOPICS: Final = (
 )
 _SENTENCE: Final = (10, 40)  # words of a sentence that is asked for
 _NAMED: Final = 5  # words that say which sentence is meant
-_ANSWER: Final = 5  # words scored
+_ANSWER: Final = 4  # words scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Lookup:
 
 
 @cache
-def passages(count: int = 8, words: int = 110) -> tuple[Document, ...]:
+def passages(count: int = 6, words: int = 110) -> tuple[Document, ...]:
     """Passages of English prose from Python's own help (``pydoc_data.topics``), at most one of a topic."""
     from pydoc_data.topics import topics
 
@@ -68,6 +68,12 @@ def lookups(documents: Sequence[Document], count: int, *, seed: int = 0) -> list
     if len(items) < count:
         raise ValueError(f"the documents give {len(items)} items, {count} were asked for")
     return random.Random(seed).sample(items, count)
+
+
+def orders(documents: Sequence[Document], count: int, *, seed: int = 7) -> list[list[Document]]:
+    """``count`` shuffles of the documents; the same seed gives the same ones."""
+    shuffle = random.Random(seed)
+    return [shuffle.sample(documents, len(documents)) for _ in range(count)]
 
 
 def gold(item: Lookup, prompt: Prompt, *, plain: bool) -> Gold:

@@ -3,6 +3,7 @@
 Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
 """
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; errors are one line on stderr."""
     console.set_quiet(False)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 is no reason to fail
     try:
         result = app(args=None if arguments is None else list(arguments), prog_name="minipic", standalone_mode=False)

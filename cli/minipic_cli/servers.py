@@ -15,6 +15,7 @@ from typing import Final
 
 import httpx
 
+from minipic_cli.console import note
 from minipic_cli.errors import CLIError
 
 START_S: Final = 900.0  # a loaded machine with a cold compile cache takes minutes
@@ -22,7 +23,7 @@ STOP_S: Final = 20.0
 _PLUGIN: Final = ("MINIPIC", "VLLM_PLUGINS")  # switch the plugin on
 _PR_SET_PDEATHSIG: Final = 1
 _CONSEQUENCES: Final = ("Engine core init", "Worker failed", "WorkerProc init", "Failed core proc")
-_CAUSE: Final = re.compile(r"\b([A-Za-z.]*(?:Error|Exception)): (.+)$", re.MULTILINE)
+_CAUSE: Final = re.compile(r"\b(\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
 
 
 class Server:
@@ -66,7 +67,10 @@ class Server:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.stop(keep_log=kind is not None and issubclass(kind, CLIError))
+        failed = kind is not None and issubclass(kind, Exception)
+        self.stop(keep_log=failed)
+        if failed:
+            note(f"the {self.name} server's log: {self.log_path}")
 
     @property
     def log_path(self) -> Path:
@@ -87,14 +91,14 @@ class Server:
         while (passed := time.monotonic() - begin) < limit_s:
             tick(passed)
             if self.process.poll() is not None:
-                raise CLIError(f"the {self.name} server did not start: {self.cause()} (its log: {self.log_path})")
+                raise CLIError(f"the {self.name} server did not start: {self.cause()}")
             try:
                 if httpx.get(f"{self.url}/health", timeout=5).is_success:
                     return passed
             except httpx.HTTPError:
                 pass
             time.sleep(0.3)
-        raise CLIError(f"the {self.name} server did not start within {limit_s:.0f} s (its log: {self.log_path})")
+        raise CLIError(f"the {self.name} server did not start within {limit_s:.0f} s")
 
     def cause(self) -> str:
         """The most telling line of its log."""

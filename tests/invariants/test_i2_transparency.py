@@ -76,6 +76,26 @@ def test_invisible_rows_are_zero_not_left_over(engine, reference):
         assert_exact(answer, reference(), spec)
 
 
+def test_attention_writes_every_row_of_its_output(engine, reference, monkeypatch):
+    """Rows of control tokens and padding are zero, whatever lay in the buffer: NaN there would spread in other layers."""
+    from minipic_server.cpu.backend import SpanCPUAttention
+
+    it, rows, forward = engine(max_num_batched_tokens=24, max_num_seqs=4), [], SpanCPUAttention.forward
+
+    def watched(self, layer, query, key, value, kv_cache, metadata, output, *args, **kwargs):
+        output.fill_(float("nan"))
+        result = forward(self, layer, query, key, value, kv_cache, metadata, output, *args, **kwargs)
+        if metadata is not None:
+            rows.append(output[: metadata.num_actual_tokens].isnan().any())
+        return result
+
+    monkeypatch.setattr(SpanCPUAttention, "forward", watched)
+    spec = PromptSpec((head(*HEAD), span(*A), span(), dep(*B), dep(*QUESTION)), anchor=4)
+    for answer, prompt in zip(it.run(Ask(spec), Ask([*HEAD, *A]), Ask(spec)), (spec, [*HEAD, *A], spec), strict=True):
+        assert_exact(answer, reference(), prompt)
+    assert rows and not any(rows)
+
+
 def test_the_token_sampled_behind_spans_alone_is_discarded(engine, reference):
     """Warming leaves spans in the cache and nothing else: the prompt that uses them is exact."""
     it = engine()

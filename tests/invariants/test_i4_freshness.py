@@ -56,6 +56,17 @@ def test_whatever_changed_before_it_the_question_is_computed_anew(engine, refere
     assert again.cached > own_blocks(BASE), "the same prompt must hit its question's full blocks"
 
 
+def test_the_place_of_a_span_it_sees_matters_by_itself(engine, reference):
+    """The same question at the same place, behind the same spans: only the gap between them is elsewhere."""
+    it = engine()
+    one, other = (pieces(head(*HEAD), span(*A), span(*B, logical=at), dep(*LONG, logical=90)) for at in (40, 50))
+    first, second = it.ask(one), it.ask(other)
+    assert_exact(first, reference(), one)
+    assert_exact(second, reference(), other)
+    assert_differ(first, second)
+    assert second.cached <= own_blocks(other)
+
+
 def test_the_stale_pdep_hit_of_the_public_code(engine, reference):
     """[S A][S B][P q] and [S C][S B][P q] must not share q: the public code hashes a slice of the block itself."""
     it = engine()

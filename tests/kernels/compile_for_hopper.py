@@ -45,6 +45,7 @@ def main():
     device = Device()
     driver.set_active(device)
     from kernel_problems import make_problem
+
     from minipic_server.gpu.scratch import AttentionShape
     from minipic_server.gpu.tables import AttendTables, GatherTables, balanced_chunks
     from minipic_server.kernels.attend import attend
@@ -71,7 +72,7 @@ def main():
         zero = torch.zeros(0, dtype=torch.int64).numpy()
         tables = AttendTables.of(p.compiled, block_q=block_q, chunk=chunk, tile=shape.piece_keys(block_q), zero=zero)
         assert tables.slots, "a split tile, so that the merge is compiled too"
-        on_device = [torch.from_numpy(t) for t in tables[:3]]
+        tasks, pieces, merges = (torch.from_numpy(t) for t in tables[:3])
         partial = torch.zeros(tables.slots * heads * block_q * (head + 1))
         for _ in range(2):
             attend(
@@ -79,7 +80,9 @@ def main():
                 p.kv_cache,
                 p.block_table,
                 p.table,
-                *on_device,
+                tasks,
+                pieces,
+                merges,
                 partial,
                 scale=0.1,
                 block_q=block_q,

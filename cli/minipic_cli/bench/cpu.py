@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from minipic_cli.bench.cpu_worker import DOCUMENT_TOKENS, DOCUMENTS, PLAIN_TOKENS
-from minipic_cli.lookups import gold, lookups, passages
+from minipic_cli.lookups import gold, lookups, orders, passages
 from minipic_cli.servers import telling_line
 from minipic_sdk import Prompt
 from minipic_sdk.errors import MiniPICError
@@ -22,6 +22,7 @@ from minipic_sdk.profile import ModelProfile
 
 RESULTS: Final = Path("benchmarks/results/cpu.json")
 ITEMS: Final = 104
+ORDERS: Final = 3  # of the documents, in which lookup questions are asked
 STOCK_BLOCK_SIZE: Final = 128  # vLLM's own default on a CPU
 _BATCHES: Final = (1, 8)
 
@@ -167,15 +168,16 @@ def _ttft_rows(ours: Engine, stock: Engine, repetitions: int, note: Note) -> lis
 
 def _answer_gap(stock: Engine, ours: Engine, profile: ModelProfile, items: int) -> dict[str, Any]:
     """How much less likely MiniPIC finds the true answers than stock does; the demo's own questions."""
-    documents = passages()
-    asked = lookups(documents, items)
-    prompts = [Prompt.compose(documents, item.question, profile=profile) for item in asked]
-    told: list[list[float]] = []
-    for engine, plain in ((ours, False), (stock, True)):
-        golds = [gold(item, prompt, plain=plain) for item, prompt in zip(asked, prompts, strict=True)]
-        meta = {} if plain else prompts[0].vllm_xargs  # the same for all: it is about the documents
-        scores = engine.ask("score", golds=[[list(g.token_ids), list(g.answer)] for g in golds], meta=meta)
-        told.append([statistics.fmean(tokens) for tokens in scores["logprobs"]])
+    asked = lookups(passages(), items)
+    told: list[list[float]] = [[], []]
+    for number, order in enumerate(orders(passages(), ORDERS)):
+        mine = asked[number::ORDERS]
+        prompts = [Prompt.compose(order, item.question, profile=profile) for item in mine]
+        for engine, plain, found in ((ours, False, told[0]), (stock, True, told[1])):
+            golds = [gold(item, prompt, plain=plain) for item, prompt in zip(mine, prompts, strict=True)]
+            meta = {} if plain else prompts[0].vllm_xargs  # the same for all: it is about the documents
+            scores = engine.ask("score", golds=[[list(g.token_ids), list(g.answer)] for g in golds], meta=meta)
+            found += (statistics.fmean(tokens) for tokens in scores["logprobs"])
     gaps = [b - a for a, b in zip(*told, strict=True)]
     gap = statistics.fmean(gaps)
     error = 1.96 * statistics.stdev(gaps) / len(gaps) ** 0.5

@@ -134,7 +134,7 @@ class Worker:
             return [
                 [
                     Said(t, {k: v.logprob for k, v in row.items()})
-                    for t, row in zip(o.token_ids, o.logprobs, strict=True)
+                    for t, row in zip(o.token_ids, o.logprobs or (), strict=True)
                 ]
                 for o in said
             ]

@@ -1,0 +1,61 @@
+"""The command with a server inside the process."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from minipic_cli import connection, main
+from minipic_sdk import MiniPIC
+from minipic_sdk.testing import FakeServer
+
+
+class Ran(NamedTuple):
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MINIPIC_BASE_URL", "MINIPIC_API_KEY", "MINIPIC_DEBUG", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command as the console script does."""
+
+    def ran(*arguments: str | Path) -> Ran:
+        code = main.main([str(a) for a in arguments])
+        return Ran(code, *capsys.readouterr())
+
+    return ran
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeServer], FakeServer]:
+    """Put a fake server behind every address."""
+
+    def served(server: FakeServer) -> FakeServer:
+        monkeypatch.setattr(connection, "MiniPIC", partial(MiniPIC, http_client=server.http_client()))
+        return server
+
+    return served
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    """A directory of two documents."""
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "a.md").write_text("# Apples\n\nApples are red. " * 4)
+    (folder / "b.txt").write_text("Bananas are yellow. " * 4)
+    return folder

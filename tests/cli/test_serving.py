@@ -1,0 +1,151 @@
+"""What ``minipic serve`` hands to vLLM, and servers as child processes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minipic_cli import serve
+from minipic_cli.errors import CLIError
+from minipic_cli.servers import Server, free_port, telling_line
+
+
+@pytest.fixture
+def handed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """What reaches ``run_server``."""
+    got: dict = {}
+    monkeypatch.setattr(
+        "minipic_cli.serving.run_server", lambda *args: got.update(zip(("model", "options", "size"), args, strict=True))
+    )
+    monkeypatch.setattr("minipic_cli.serving.run_module", lambda arguments: got.update(module=arguments))
+    monkeypatch.setattr("minipic_cli.models.default_model_dir", lambda: tmp_path / "default")
+    monkeypatch.setattr(serve, "check_vllm", lambda: None)
+    monkeypatch.setattr(serve, "cpu_has_bfloat16", lambda: True)
+    for name in ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that what the command sets is taken back
+        monkeypatch.delenv(name)
+    return got
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "some-model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_without_a_model_it_is_the_bundled_one(run, handed, tmp_path: Path) -> None:
+    assert run("serve").code == 0
+    assert handed["model"] == str(tmp_path / "default")
+    assert handed["size"] == 16
+    assert handed["options"] == [
+        "--host", "127.0.0.1", "--port", "8000", "--served-model-name", "SmolLM2-135M-Instruct",
+    ]  # fmt: skip
+
+
+def test_vllm_options_pass_through_in_order(run, handed, model: Path) -> None:
+    run("serve", model, "--max-model-len", "4096", "--port", "9", "--enable-lora", "-tp", "2", "--seed=3")
+    assert handed["model"] == str(model)
+    passed = handed["options"]
+    assert passed[:4] == ["--host", "127.0.0.1", "--port", "9"]
+    rest = passed[4:]
+    assert rest[:6] == ["--max-model-len", "4096", "--enable-lora", "-tp", "2", "--seed=3"]
+    assert rest[-2:] == ["--served-model-name", "some-model"]
+
+
+def test_options_without_a_model_are_no_model(run, handed, tmp_path: Path) -> None:
+    run("serve", "--max-model-len", "4096", "--block-size", "32")
+    assert handed["model"] == str(tmp_path / "default")
+    assert handed["size"] == 32
+
+
+def test_the_served_name_may_be_given(run, handed, model: Path) -> None:
+    run("serve", model, "--served-model-name", "mine")
+    assert handed["options"].count("--served-model-name") == 1
+
+
+def test_a_key_travels_in_the_environment(run, handed, model: Path) -> None:
+    import os
+
+    run("serve", model, "--api-key", "sk-secret")
+    assert "sk-secret" not in handed["options"]
+    assert os.environ["VLLM_API_KEY"] == "sk-secret"
+
+
+def test_float32_where_bfloat16_is_emulated_unless_told_otherwise(run, handed, model: Path, monkeypatch) -> None:
+    monkeypatch.setattr(serve, "cpu_has_bfloat16", lambda: False)
+    run("serve", model)
+    assert handed["options"][-2:] == ["--dtype", "float32"] or "--dtype" in handed["options"]
+    run("serve", model, "--dtype", "bfloat16")
+    assert handed["options"].count("--dtype") == 1
+
+
+def test_help_of_vllm(run, handed) -> None:
+    run("serve", "--", "--help")
+    assert handed["module"] == ["--help"]
+
+
+def test_a_directory_that_is_no_model(run, handed, tmp_path: Path) -> None:
+    done = run("serve", tmp_path)
+    assert done.code == 1
+    assert "no config.json" in done.err
+
+
+def test_vllm_must_be_there_and_of_the_right_version(run, monkeypatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = run("serve")
+    assert done.code == 1
+    assert "pip install" in done.err
+    monkeypatch.undo()
+    monkeypatch.setattr(serve, "vllm_version", lambda: "0.11.0")
+    done = run("serve")
+    assert done.code == 1
+    assert "0.11.0 is installed" in done.err
+
+
+def test_defaults_never_override_the_user() -> None:
+    given = {"VLLM_CPU_KVCACHE_SPACE": "7", "HF_HUB_OFFLINE": "0"}
+    assert serve.server_environment(given, local=True, api_key=None) == {}
+    made = serve.server_environment({}, local=False, api_key="k")
+    assert set(made) == {"VLLM_CPU_KVCACHE_SPACE", "VLLM_API_KEY"}
+    assert 1 <= int(made["VLLM_CPU_KVCACHE_SPACE"]) <= 16
+
+
+def _child(code: str) -> Server:
+    return Server([sys.executable, "-c", code], name="test", environment={}, port=free_port())
+
+
+def test_a_server_that_ends_says_why() -> None:
+    server = _child("raise SystemExit('ValueError: no such model')")
+    with pytest.raises(CLIError, match="did not start: ValueError: no such model"), server:
+        server.wait_ready(limit_s=30)
+    assert server.log_path.exists()
+    server.log_path.unlink()
+
+
+def test_a_server_is_stopped_with_its_children_and_its_log_is_removed(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    code = (
+        "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+        f"open({str(pid_file)!r}, 'w').write(str(p.pid)); time.sleep(600)"
+    )
+    with _child(code) as server:
+        while not pid_file.exists() or not pid_file.read_text():
+            assert server.process.poll() is None
+    child = int(pid_file.read_text())
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(child)], capture_output=True, text=True).stdout.strip()
+    assert state in ("", "Z")
+    assert not server.log_path.exists()
+
+
+def test_the_telling_line_is_the_cause_not_the_consequence() -> None:
+    log = (
+        "INFO starting\n(EngineCore) ERROR minipic_server.refusals.UnsupportedError: MiniPIC: ALiBi is not supported\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\nlast words\n"
+    )
+    assert telling_line(log) == "UnsupportedError: MiniPIC: ALiBi is not supported"
+    assert telling_line("only words\n\n") == "only words"
+    assert telling_line("") == "it said nothing"
