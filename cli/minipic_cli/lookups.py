@@ -26,7 +26,7 @@ _TOPICS: Final = (
 )
 _SENTENCE: Final = (10, 40)  # words of a sentence that is asked for
 _NAMED: Final = 5  # words that say which sentence is meant
-_ANSWER: Final = 4  # words scored
+_ANSWER: Final = 3  # words scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Lookup:
 
 
 @cache
-def passages(count: int = 6, words: int = 110) -> tuple[Document, ...]:
+def passages(count: int = 6, words: int = 80) -> tuple[Document, ...]:
     """Passages of English prose from Python's own help (``pydoc_data.topics``), at most one of a topic."""
     from pydoc_data.topics import topics
 

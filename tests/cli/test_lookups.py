@@ -9,7 +9,7 @@ from minipic_sdk import ModelProfile, Prompt
 def test_passages_are_prose_of_different_topics() -> None:
     found = passages()
     assert len({d.name for d in found}) == len(found) == 6
-    assert all(100 <= len(d.text.split()) <= 150 for d in found)
+    assert all(80 <= len(d.text.split()) <= 110 for d in found)
     assert all("\n" not in d.text for d in found)
 
 
