@@ -70,7 +70,13 @@ def status_error(response: "httpx.Response") -> APIStatusError:
         mismatch = _as_openai(ProfileMismatchError)(message, response=response, body=detail)
         mismatch.changed = explain_mismatch(stated[0], stated[1]) if len(stated) == 2 else ()
         return mismatch
+    if status == 401:
+        message += f", the API key is {'wrong' if _has_key(response) else 'missing'} (api_key= or MINIPIC_API_KEY)"
     return _as_openai(kind)(f"{status}: {message}", response=response, body=detail)
+
+
+def _has_key(response: "httpx.Response") -> bool:
+    return "authorization" in response.request.headers
 
 
 def _detail(body: object) -> object:

@@ -8,8 +8,9 @@ from typing import Any
 
 from minipic_server.config import SpanConfig
 from minipic_server.hashing import SpanHasher
+from minipic_server.responses import with_visible_prompts
 from minipic_server.state import opted_in
-from minipic_server.validation import check_completion, check_request
+from minipic_server.validation import check_completion, check_request, wants_ids
 
 _MARK = "_minipic_patched"
 
@@ -35,6 +36,7 @@ def apply() -> None:
     _hash_spans(core)
     _answer_questions(core)
     _check_requests()
+    _hide_physical_prompts()
     _plan_on_gpu()
 
 
@@ -86,6 +88,20 @@ def _check_requests() -> None:
 
     _replace(InputProcessor, "process_inputs", process_inputs)
     _replace(CompletionRequest, "to_sampling_params", to_sampling_params)
+
+
+def _hide_physical_prompts() -> None:
+    """The completions route returns prompt ids as they were sent; span requests get the visible ones."""
+    from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+
+    create = OpenAIServingCompletion.create_completion
+
+    async def create_completion(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        response = await create(self, request, *args, **kwargs)
+        config = SpanConfig.of(self.engine_client.vllm_config) if wants_ids(request) else None
+        return response if config is None else with_visible_prompts(config, request, response)
+
+    _replace(OpenAIServingCompletion, "create_completion", create_completion)
 
 
 def _plan_on_gpu() -> None:

@@ -87,9 +87,18 @@ def _check(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any,
 
 
 def check_completion(body: Any) -> None:
-    """Refuse what would hand physical prompt ids or text back to the client."""
-    if XARGS_KEY not in (body.vllm_xargs or {}):
+    """Refuse what would hand physical prompt text back to the client."""
+    if not _is_span_body(body):
         return
-    for option in ("echo", "return_token_ids", "suffix", "use_beam_search"):
+    for option in ("echo", "suffix", "use_beam_search"):
         if getattr(body, option, None):
             raise ValueError(f"{option} is not available for span requests (vllm_xargs[{XARGS_KEY!r}] is set)")
+
+
+def wants_ids(body: Any) -> bool:
+    """Whether a completion body asks for token ids of a span request (see responses.py)."""
+    return bool(body.return_token_ids) and _is_span_body(body)
+
+
+def _is_span_body(body: Any) -> bool:
+    return XARGS_KEY in (body.vllm_xargs or {})

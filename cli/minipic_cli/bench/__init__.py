@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from minipic_cli import console, options
+from minipic_cli.errors import UsageError
 
 app = typer.Typer(name="bench", help="Measure MiniPIC against stock vLLM.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -45,6 +46,86 @@ def _gpu(
     from minipic_cli.bench.gpu import run
 
     _report(run(out, small=small), as_json)
+
+
+@app.command("trace")
+def _trace(
+    machine: Annotated[
+        str, typer.Option("--machine", help="cpu (the bundled model) or h200 (Llama-3-8B's shape).")
+    ] = "cpu",
+    shape: Annotated[str, typer.Option("--shape", help="2wiki, long or agent.")] = "2wiki",
+    prompts: Annotated[
+        int | None, typer.Option("--prompts", min=2, help="Prompts of the trace; by default 200, h200: 800.")
+    ] = None,
+    stages: Annotated[
+        str, typer.Option("--stages", help="What to compare, with commas: see benchmarks/traces/README.md.")
+    ] = "fit,warm,off,empty,barrier,slope",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Of every stage.")] = 2,
+    budget: Annotated[
+        float, typer.Option("--budget", help="Seconds for each engine; stages beyond are left out.")
+    ] = 290.0,
+    eager: Annotated[bool, typer.Option("--eager", help="On the CPU: without torch.compile.")] = False,
+    out: Out = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """A RAG trace, arrivals all at once: stock, barriers, a model of SPNL, MiniPIC."""
+    from minipic_cli.bench import trace as bench
+    from minipic_cli.bench.cpu import merge_rows
+
+    known = {"machine": ("cpu", "h200"), "shape": ("2wiki", "long", "agent")}
+    for name, value in (("machine", machine), ("shape", shape)):
+        if value not in known[name]:
+            raise UsageError(f"--{name} {value}: it is one of {', '.join(known[name])}")
+    chosen = stages.split(",")
+    if unknown := [stage for stage in chosen if stage not in bench.STAGES]:
+        raise UsageError(f"--stages {unknown[0]}: known are {', '.join(bench.STAGES)}")
+    result = bench.run(
+        bench.h200() if machine == "h200" else bench.cpu(eager=eager),
+        shape=shape,
+        prompts=prompts or (800 if machine == "h200" else 200),
+        stages=chosen,
+        repeats=repeats,
+        engines=("stock", "minipic"),
+        budget=budget,
+        note=console.note,
+    )
+    result.pop("raw")
+    merge_rows(out or Path(f"benchmarks/results/{machine}.json"), result["rows"])
+    _report(result, as_json)
+
+
+@app.command("quality")
+def _quality(
+    model: Annotated[
+        Path | None, typer.Argument(metavar="[MODEL]", help="A model directory; by default the bundled model.")
+    ] = None,
+    items: Annotated[int | None, typer.Option("--items", min=4, help="Questions; by default 240.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the questions.")] = 0,
+    fast: Annotated[bool, typer.Option("--quick", help="16 questions and fewer methods.")] = False,
+    device: Annotated[str, typer.Option("--device", help="Of PyTorch.")] = "cpu",
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="FILE", help="Keeps answered questions, to go on from.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="JSON; the plot goes beside it.")] = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """What each layout costs in answers and saves in tokens computed, on real text."""
+    from minipic_cli.bench import quality as bench
+
+    path = out or bench.RESULTS
+    result = bench.run(
+        model=model, items=items, seed=seed, quick=fast, device=device, out=path, resume=resume, note=console.note
+    )
+    if as_json:
+        console.print_json(result)
+        return
+    names = ("exact", "f1", "logprob", "kl", "computed")
+    table = console.table("method", *names, right=names)
+    for row in result["rows"]:
+        table.add_row(row["method"], *(f"{row[name][0]:.3f}" for name in names))
+    console.out().print(table, markup=False)
 
 
 def _report(result: dict[str, Any], as_json: bool) -> None:
