@@ -1,6 +1,7 @@
 """``minipic doctor``: is this environment fit to serve, and does a model answer with spans as it should?"""
 
 import importlib.metadata
+import json
 import os
 import shutil
 from pathlib import Path
@@ -32,6 +33,10 @@ def doctor(
         Path | None,
         typer.Argument(metavar="[MODEL]", help="A model directory to compare with stock vLLM on this machine."),
     ] = None,
+    gate: Annotated[
+        int,
+        typer.Option("--gate", min=0, metavar="N", help="Questions of MODEL's verdict on layouts; 0: no verdict."),
+    ] = 24,
     base_url: options.BaseUrl = None,
     api_key: options.ApiKey = None,
     as_json: options.AsJson = False,
@@ -42,6 +47,8 @@ def doctor(
     For a model, stock vLLM and MiniPIC are started on it, one after the other, in float32: plain prompts must give
     the same tokens and log probabilities, spans the same whether they are computed or cached, in any order, and true
     answers must stay about as likely as with full attention. Exit code 1 if anything fails.
+    Then real questions are asked under every layout, and the cheapest one that leaves the answers alone is written
+    beside the model, for layout="auto" to follow.
     """
     if model is not None and not model.is_dir():
         raise UsageError(f"{model} is not a directory")
@@ -52,6 +59,8 @@ def doctor(
         from minipic_cli.model_check import check_model
 
         checks += check_model(model)
+        if gate and all(check.ok for check in checks):
+            checks.append(_verdict(model, gate))
     ok = all(check.ok for check in checks)
     if as_json:
         console.print_json({"ok": ok, "checks": [check._asdict() for check in checks]})
@@ -59,6 +68,20 @@ def doctor(
         _show(checks)
     if not ok:
         raise typer.Exit(1)
+
+
+def _verdict(model: Path, items: int) -> Check:
+    from minipic_cli.bench.quality import measure_gate
+    from minipic_sdk.gate import GATE_FILE
+
+    with console.waiting(f"asking {items} questions under every layout (a few minutes)"):
+        found = measure_gate(model, items=items)
+    path = model / GATE_FILE
+    try:
+        path.write_text(json.dumps(found.to_json(), indent=1) + "\n")
+    except OSError as error:
+        return Check("layout", False, f"{found.describe()}; not kept, {path} can't be written: {error.strerror}")
+    return Check("layout", True, f"{found.describe()}; layout='auto' will follow it ({path})")
 
 
 def environment(base_url: str | None, api_key: str | None) -> list[Check]:
