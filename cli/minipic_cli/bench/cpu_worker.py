@@ -7,9 +7,10 @@ interleave the two engines and compare them under the same machine load.
 import json
 import os
 import random
+import statistics
 import sys
 import time
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Final, NamedTuple
 
 from minipic_cli.scoring import Gold, Probe, Said, score
@@ -57,6 +58,7 @@ class Worker:
             scheduler = type(self.llm.llm_engine.engine_core.engine_core.scheduler)  # type: ignore[attr-defined]
             assert scheduler.__module__.startswith("vllm."), f"the baseline runs {scheduler}"
         self.random = random.Random(1)
+        self.numbers = count()
         self.vocabulary = min(40_000, self.llm.llm_engine.model_config.get_vocab_size())
         self.head = [*self.profile.anchor_token_ids, *self.tokens(30)]
         self.documents = [self.tokens(DOCUMENT_TOKENS) for _ in range(DOCUMENTS)]
@@ -80,8 +82,8 @@ class Worker:
             ids += [control.pad] * (-len(ids) % size)
         return [*ids, control.pdep, *question]
 
-    def run(self, prompts: list[list[int]], count: int) -> tuple[Timed, list[Any]]:
-        """Generate ``count`` tokens for each prompt; times and outputs."""
+    def run(self, prompts: list[list[int]], new: int) -> tuple[Timed, list[Any]]:
+        """Generate ``new`` tokens for each prompt; times and outputs."""
         from vllm import SamplingParams
 
         from minipic_sdk.protocol import XARGS_KEY, RequestMeta
@@ -89,7 +91,7 @@ class Worker:
         # Prompts without control tokens are plain requests and must not opt in.
         spans = self.spans and any(self.profile.control_tokens.pdep in p for p in prompts)
         meta = {XARGS_KEY: RequestMeta(anchor=self.profile.anchor_token_ids).to_json()} if spans else None
-        params = SamplingParams(temperature=0, max_tokens=count, detokenize=False, ignore_eos=True, extra_args=meta)
+        params = SamplingParams(temperature=0, max_tokens=new, detokenize=False, ignore_eos=True, extra_args=meta)
         asked: list[Any] = [{"prompt_token_ids": p} for p in prompts]
         begin, begin_cpu = time.perf_counter(), time.process_time()
         outputs = self.llm.generate(asked, params, use_tqdm=False)
@@ -100,14 +102,29 @@ class Worker:
         return self.run([self.tokens(PLAIN_TOKENS)], 1)[0]._asdict()
 
     def decode(self, batch: int, steps: int = 24) -> dict[str, float]:
-        """A decode step of plain requests behind 1k of cached context."""
+        """A decode step of plain requests behind 1k of cached context: the median of ``steps``."""
+        from vllm import SamplingParams
+
         if batch not in self.contexts:
             self.contexts[batch] = [self.tokens(PLAIN_TOKENS) for _ in range(batch)]
-        prompts = self.contexts[batch]
-        self.run(prompts, 1)  # prefills them, or finds them again
-        short, _ = self.run(prompts, 1)
-        long, _ = self.run(prompts, 1 + steps)
-        return {k: (v - short._asdict()[k]) / steps for k, v in long._asdict().items()}
+            self.run(self.contexts[batch], 1)  # prefills them
+        params = SamplingParams(temperature=0, max_tokens=steps + 8, detokenize=False, ignore_eos=True)
+        engine = self.llm.llm_engine
+        names = [f"decode-{next(self.numbers)}" for _ in range(batch)]
+        for name, context in zip(names, self.contexts[batch], strict=True):
+            engine.add_request(name, {"prompt_token_ids": context}, params)
+        decoding: set[str] = set()
+        while len(decoding) < batch:  # prefill of what a hit leaves, at most a block each
+            decoding |= {out.request_id for out in engine.step()}
+        taken: list[Timed] = []
+        for _ in range(steps):
+            begin, begin_cpu = time.perf_counter(), time.process_time()
+            engine.step()
+            taken.append(Timed(time.perf_counter() - begin, time.process_time() - begin_cpu))
+        engine.abort_request(names)
+        while engine.has_unfinished_requests():
+            engine.step()
+        return Timed(*(statistics.median(column) for column in zip(*taken, strict=True)))._asdict()
 
     def same_order(self) -> dict[str, float]:
         """First token of a new question over the documents in the order that is cached."""
