@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from minipic_sdk._completions import ChatParts, chat_parts
 from minipic_sdk._flow import Flow, Send, json_of
@@ -74,7 +74,7 @@ def forced_call(turn: Turn) -> dict[str, Any]:
         return {}
     tools = [Tool.of(t) for t in turn.tools]
     if isinstance(choice, Mapping):
-        name = (choice.get("function") or {}).get("name")
+        name = cast("dict[str, Any]", choice.get("function") or {}).get("name")
         tools = [t for t in tools if t.name == name]
     elif choice != "required":
         raise InputError(f"tool_choice={choice!r}: 'auto', 'none', 'required' or a function as in the OpenAI API")
@@ -83,7 +83,7 @@ def forced_call(turn: Turn) -> dict[str, Any]:
     calls: list[dict[str, Any]] = []
     shared: dict[str, Any] = {}
     for tool in tools:
-        arguments = {"type": "object", **tool.parameters}
+        arguments: dict[str, Any] = {"type": "object", **tool.parameters}
         shared |= arguments.pop("$defs", {})  # references are from the root
         calls.append(
             {
