@@ -9,6 +9,7 @@ from langchain_core.messages.ai import InputTokenDetails
 from langchain_core.messages.tool import ToolCall, invalid_tool_call, tool_call_chunk
 
 from minipic_sdk.documents import Document
+from minipic_sdk.integrations._connection import texts_of
 from minipic_sdk.results import ChatResult
 
 DocumentLike = str | Document | LangChainDocument | Mapping[str, Any]
@@ -30,15 +31,6 @@ def messages_of(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
         if message["role"] == "assistant" and isinstance(content, list):
             message["content"] = "".join(texts_of(cast("list[Any]", content)))
     return plain
-
-
-def texts_of(content: object) -> list[str]:
-    """The texts of a message's content."""
-    if isinstance(content, str):
-        return [content]
-    parts = cast("list[Any]", content) if isinstance(content, list) else []
-    blocks = [cast("dict[str, Any]", p) for p in parts if isinstance(p, dict)]
-    return [b["text"] for b in blocks if isinstance(b.get("text"), str)]
 
 
 def message_of(result: ChatResult) -> AIMessage:

@@ -1,9 +1,7 @@
 """The chat model."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -16,7 +14,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr
 
 from minipic_sdk import AsyncMiniPIC, MiniPIC
-from minipic_sdk.inline import KnownTexts
+from minipic_sdk.integrations._connection import Connection
 from minipic_sdk.integrations._deltas import ContentDeltas
 from minipic_sdk.integrations.langchain._convert import (
     DocumentLike,
@@ -24,11 +22,8 @@ from minipic_sdk.integrations.langchain._convert import (
     last_chunk_of,
     message_of,
     messages_of,
-    texts_of,
 )
 from minipic_sdk.integrations.langchain._structured import structured
-
-KNOWN: int = 4096  # documents that are recognised, the latest
 
 
 class ChatMiniPIC(BaseChatModel):
@@ -62,11 +57,21 @@ class ChatMiniPIC(BaseChatModel):
     client: MiniPIC | None = Field(default=None, exclude=True)  # instead of one made from the fields above
     async_client: AsyncMiniPIC | None = Field(default=None, exclude=True)
 
-    _own: MiniPIC | None = PrivateAttr(None)
-    _own_async: "WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncMiniPIC]" = PrivateAttr(
-        default_factory=WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncMiniPIC]
-    )
-    _known: KnownTexts = PrivateAttr(default_factory=lambda: KnownTexts(limit=KNOWN))
+    _connection: Connection = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Makes no request yet."""
+        super().model_post_init(context)
+        options = {
+            "api_key": self.api_key.get_secret_value() if self.api_key else None,
+            "base_url": self.base_url,
+            "timeout": self.timeout,
+            "max_retries": self.max_retries,
+            "default_headers": self.default_headers,
+            "model": self.model_name,
+            "cache_salt": self.cache_salt,
+        }
+        self._connection = Connection(options, self.client, self.async_client)
 
     @property
     def _llm_type(self) -> str:
@@ -78,17 +83,11 @@ class ChatMiniPIC(BaseChatModel):
 
     def prefetch(self, documents: Sequence[DocumentLike]) -> None:
         """Let the server prefill these documents in the background, and recognise their texts from now on."""
-        if given := self._learn(documents):
-            self._sync().prefetch(given)
+        self._connection.prefetch(map(document_of, documents))
 
     async def aprefetch(self, documents: Sequence[DocumentLike]) -> None:
         """As ``prefetch``; returns at once, too."""
-        given = self._learn(documents)
-        client = self._async()
-        if given and client is not None:
-            client.prefetch(given)
-        elif given:
-            self._sync().prefetch(given)
+        await self._connection.aprefetch(map(document_of, documents))
 
     def bind_tools(
         self,
@@ -124,7 +123,7 @@ class ChatMiniPIC(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        result = self._sync().chat(stream=False, **self._request(messages, stop, kwargs))
+        result = self._connection.client.chat(stream=False, **self._request(messages, stop, kwargs))
         return ChatResult(generations=[ChatGeneration(message=message_of(result))])
 
     async def _agenerate(
@@ -134,7 +133,7 @@ class ChatMiniPIC(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        client = self._async()
+        client = self._connection.async_client
         if client is None:
             return await super()._agenerate(messages, stop, run_manager, **kwargs)
         result = await client.chat(stream=False, **self._request(messages, stop, kwargs))
@@ -149,7 +148,7 @@ class ChatMiniPIC(BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         request = self._request(messages, stop, kwargs)
         deltas = ContentDeltas(tools=bool(request["tools"]))
-        with self._sync().chat(**request, stream=True) as stream:
+        with self._connection.client.chat(**request, stream=True) as stream:
             for piece in stream:
                 if text := deltas.feed(piece.text):
                     chunk = ChatGenerationChunk(message=AIMessageChunk(content=text))
@@ -169,7 +168,7 @@ class ChatMiniPIC(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        client = self._async()
+        client = self._connection.async_client
         if client is None:
             async for chunk in super()._astream(messages, stop, run_manager, **kwargs):
                 yield chunk
@@ -206,37 +205,4 @@ class ChatMiniPIC(BaseChatModel):
             request["stop"] = stop
         request["documents"] = [document_of(d) for d in request.get("documents") or ()]
         request["tools"] = request.get("tools") or ()
-        texts = [t for m in plain if m["role"] != "assistant" for t in texts_of(m["content"])]
-        return {"messages": plain, "inline": [f.document for t in texts for f in self._known.find(t)], **request}
-
-    def _learn(self, documents: Sequence[DocumentLike]) -> list[Any]:
-        given = [d for d in map(document_of, documents) if d.content]
-        self._known.add(given)
-        return given
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "api_key": self.api_key.get_secret_value() if self.api_key else None,
-            "base_url": self.base_url,
-            "timeout": self.timeout,
-            "max_retries": self.max_retries,
-            "default_headers": self.default_headers,
-            "model": self.model_name,
-            "cache_salt": self.cache_salt,
-        }
-
-    def _sync(self) -> MiniPIC:
-        if self.client is not None:
-            return self.client
-        if self._own is None:
-            self._own = MiniPIC(**self._options())
-        return self._own
-
-    def _async(self) -> AsyncMiniPIC | None:
-        """One per event loop, because connections belong to one; None where only a blocking client was given."""
-        if self.async_client is not None or self.client is not None:
-            return self.async_client
-        loop = asyncio.get_running_loop()
-        if loop not in self._own_async:
-            self._own_async[loop] = AsyncMiniPIC(**self._options())
-        return self._own_async[loop]
+        return {"messages": plain, "inline": self._connection.quoted(plain), **request}
