@@ -1,62 +1,43 @@
-"""LlamaIndex: an LLM whose nodes are spans, and a node postprocessor that prefetches them.
+"""The LLM."""
+# LlamaIndex's callback decorators are not typed.
+# pyright: reportUntypedFunctionDecorator=false
 
-    from minipic_sdk.integrations.llama_index import MiniPICLLM, MiniPICPrefetch
-
-    llm = MiniPICLLM()
-    engine = index.as_query_engine(llm=llm, node_postprocessors=[MiniPICPrefetch(llm=llm)])
-
-See docs/integrations/llama-index.md.
-"""
-
-import json
+import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-try:
-    from llama_index.core.base.llms.generic_utils import (
-        achat_to_completion_decorator,
-        astream_chat_to_completion_decorator,
-        chat_to_completion_decorator,
-        stream_chat_to_completion_decorator,
-    )
-    from llama_index.core.base.llms.types import (
-        ChatMessage,
-        ChatResponse,
-        CompletionResponse,
-        ContentBlock,
-        LLMMetadata,
-        MessageRole,
-        TextBlock,
-        ThinkingBlock,
-        ToolCallBlock,
-    )
-    from llama_index.core.bridge.pydantic import Field, PrivateAttr
-    from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
-    from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-    from llama_index.core.llms.function_calling import FunctionCallingLLM
-    from llama_index.core.llms.llm import ToolSelection
-    from llama_index.core.postprocessor.types import BaseNodePostprocessor
-    from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
-except ImportError as error:
-    raise ImportError(
-        "minipic_sdk.integrations.llama_index needs LlamaIndex: pip install 'minipic-sdk[llama-index]'"
-    ) from error
+from llama_index.core.base.llms.generic_utils import (
+    achat_to_completion_decorator,
+    astream_chat_to_completion_decorator,
+    chat_to_completion_decorator,
+    stream_chat_to_completion_decorator,
+)
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    CompletionResponse,
+    LLMMetadata,
+    ToolCallBlock,
+)
+from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
+from llama_index.core.llms.callbacks import (
+    llm_chat_callback,  # pyright: ignore[reportUnknownVariableType]
+    llm_completion_callback,  # pyright: ignore[reportUnknownVariableType]
+)
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.schema import NodeWithScore
 
 from minipic_sdk.async_client import AsyncMiniPIC
 from minipic_sdk.client import MiniPIC
-from minipic_sdk.documents import Document
-from minipic_sdk.errors import APIStatusError, InputError
+from minipic_sdk.errors import APIStatusError
 from minipic_sdk.integrations._connection import Connection
-from minipic_sdk.integrations._deltas import ContentDeltas
+from minipic_sdk.integrations.llama_index._convert import Growing, document_of, message_of, response_of
 from minipic_sdk.options import DEFAULT_MAX_TOKENS
-from minipic_sdk.results import ChatResult
 
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
-
-__all__ = ["MiniPICLLM", "MiniPICPrefetch"]
-
-_ROLES = {MessageRole.MODEL: "assistant", MessageRole.CHATBOT: "assistant", MessageRole.FUNCTION: "tool"}
 
 
 class MiniPICLLM(FunctionCallingLLM):
@@ -108,23 +89,23 @@ class MiniPICLLM(FunctionCallingLLM):
 
     def prefetch(self, nodes: Sequence[NodeWithScore]) -> None:
         """Let the server prefill these nodes in the background, and recognise their texts from now on."""
-        self._connection.prefetch(map(_document_of, nodes))
+        self._connection.prefetch(map(document_of, nodes))
 
     async def aprefetch(self, nodes: Sequence[NodeWithScore]) -> None:
         """As ``prefetch``; returns at once, too."""
-        await self._connection.aprefetch(map(_document_of, nodes))
+        await self._connection.aprefetch(map(document_of, nodes))
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """See ``BaseLLM``; ``documents=`` stand before the first user message."""
-        return _response(self._connection.client.chat(stream=False, **self._request(messages, kwargs)))
+        return response_of(self._connection.client.chat(stream=False, **self._request(messages, kwargs)))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """As ``chat``."""
         if (client := self._connection.async_client) is None:
-            return self.chat(messages, **kwargs)
-        return _response(await client.chat(stream=False, **self._request(messages, kwargs)))
+            return await asyncio.to_thread(self.chat, messages, **kwargs)
+        return response_of(await client.chat(stream=False, **self._request(messages, kwargs)))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Generator[ChatResponse, None, None]:
@@ -132,7 +113,7 @@ class MiniPICLLM(FunctionCallingLLM):
         request = self._request(messages, kwargs)
 
         def generate() -> Generator[ChatResponse, None, None]:
-            growing = _Growing(bool(request["tools"]))
+            growing = Growing(bool(request["tools"]))
             with self._connection.client.chat(stream=True, **request) as stream:
                 for piece in stream:
                     if response := growing.feed(piece.text):
@@ -152,7 +133,7 @@ class MiniPICLLM(FunctionCallingLLM):
                 for response in self.stream_chat(messages, **kwargs):
                     yield response
                 return
-            growing = _Growing(bool(request["tools"]))
+            growing = Growing(bool(request["tools"]))
             async with await client.chat(stream=True, **request) as stream:
                 async for piece in stream:
                     if response := growing.feed(piece.text):
@@ -215,113 +196,19 @@ class MiniPICLLM(FunctionCallingLLM):
         if user_msg is not None:
             messages.append(ChatMessage(role="user", content=user_msg) if isinstance(user_msg, str) else user_msg)
         offered = [t.metadata.to_openai_tool(skip_length_check=True) for t in tools]
-        choice = {"tool_choice": "required"} if tool_required and offered else {}
-        return {"messages": messages, "tools": offered, **choice, **kwargs}
+        choice = kwargs.pop("tool_choice", None) or ("required" if tool_required and offered else None)
+        return {"messages": messages, "tools": offered, "tool_choice": choice, **kwargs}
 
     def _request(self, messages: Sequence[ChatMessage], given: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of the SDK's ``chat``."""
-        plain = [_message_of(m) for m in messages]
+        plain = [message_of(m) for m in messages]
         own = {"layout": self.layout, "temperature": self.temperature, "max_tokens": self.max_tokens}
         quoted = self._connection.quoted(plain)
         return {"messages": plain, "tools": (), "inline": quoted, **own, **self.additional_kwargs, **given}
 
 
-class MiniPICPrefetch(BaseNodePostprocessor):
-    """Returns the nodes unchanged; the server begins to prefill them at once, and ``llm`` recognises them."""
-
-    llm: MiniPICLLM
-
-    @classmethod
-    def class_name(cls) -> str:
-        """See ``BaseComponent``."""
-        return "MiniPICPrefetch"
-
-    def _postprocess_nodes(
-        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
-    ) -> list[NodeWithScore]:
-        self.llm.prefetch(nodes)
-        return nodes
-
-    async def _apostprocess_nodes(
-        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
-    ) -> list[NodeWithScore]:
-        await self.llm.aprefetch(nodes)
-        return nodes
-
-
-class _Growing:
-    """A streamed turn so far."""
-
-    def __init__(self, tools: bool) -> None:
-        self._deltas = ContentDeltas(tools=tools)
-        self._text = ""
-
-    def feed(self, text: str) -> ChatResponse | None:
-        delta = self._deltas.feed(text)
-        if not delta:
-            return None
-        self._text += delta
-        message = ChatMessage(role=MessageRole.ASSISTANT, content=self._text)
-        return ChatResponse(message=message, delta=delta)
-
-    def end(self, result: ChatResult) -> ChatResponse:
-        return _response(result, self._deltas.rest(result.content))
-
-
-def _response(result: ChatResult, delta: str | None = None) -> ChatResponse:
-    blocks: list[ContentBlock] = []
-    if result.reasoning is not None:
-        blocks.append(ThinkingBlock(content=result.reasoning))
-    if result.content or not result.tool_calls:
-        blocks.append(TextBlock(text=result.content or ""))
-    for call in result.tool_calls:
-        try:
-            arguments = call.parsed()
-        except ValueError:
-            arguments = call.arguments
-        blocks.append(ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=arguments))
-    usage = result.usage
-    counts = {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "cached_tokens": usage.cached_tokens,
-    }
-    return ChatResponse(
-        message=ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks),
-        delta=delta,
-        raw={"id": result.id, "model": result.model, "usage": counts, "spans": result.spans},
-        additional_kwargs=counts,
-    )
-
-
-def _message_of(message: ChatMessage) -> dict[str, Any]:
-    """The OpenAI form."""
-    role = _ROLES.get(message.role, message.role.value)
-    calls: list[dict[str, Any]] = []
-    for block in message.blocks:
-        if isinstance(block, ToolCallBlock):
-            given = block.tool_kwargs
-            spelled = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-            function = {"name": block.tool_name, "arguments": spelled}
-            calls.append({"id": block.tool_call_id or "", "type": "function", "function": function})
-        elif not isinstance(block, (TextBlock, ThinkingBlock)):
-            raise InputError(f"only text can be composed, got a block of type {block.block_type!r}")
-    plain: dict[str, Any] = {"role": role, "content": message.content}
-    if calls:
-        plain["tool_calls"] = calls
-    if role == "tool":
-        plain["tool_call_id"] = cast("dict[str, Any]", message.additional_kwargs).get("tool_call_id", "")
-    return plain
-
-
-def _document_of(node: NodeWithScore) -> Document:
-    """What response synthesizers show the model of a node."""
-    return Document(node.node.get_content(metadata_mode=MetadataMode.LLM), name=node.node.node_id)
-
-
 def _context_window(client: MiniPIC) -> int:
     try:
-        return client.profile().max_model_len or DEFAULT_CONTEXT_WINDOW
+        return client.profile().max_model_len
     except APIStatusError:
         return DEFAULT_CONTEXT_WINDOW  # a server without the plugin doesn't tell
