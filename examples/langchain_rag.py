@@ -51,10 +51,11 @@ class StaticEmbeddings(Embeddings):
     """The model that ``tokenlearn-static-model`` ships."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return get_embeddings(texts)
+        vectors: Any = get_embeddings(texts)
+        return vectors
 
     def embed_query(self, text: str) -> list[float]:
-        return get_embeddings(text)
+        return self.embed_documents([text])[0]
 
 
 class FaissStore(VectorStore):

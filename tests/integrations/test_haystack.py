@@ -7,7 +7,7 @@ import pytest
 from haystack import Document, Pipeline
 from haystack.components.builders import ChatPromptBuilder
 from haystack.dataclasses import ChatMessage, StreamingChunk
-from haystack.tools import Tool
+from haystack.tools.tool import Tool
 
 from minipic_sdk import AsyncMiniPIC, MiniPIC, SpansOffWarning
 from minipic_sdk.integrations.haystack import MiniPICChatGenerator, MiniPICPrefetcher

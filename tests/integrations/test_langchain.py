@@ -111,7 +111,7 @@ async def test_a_blocking_client_alone_serves_async_calls(server: FakeServer) ->
     llm = ChatMiniPIC(client=MiniPIC(http_client=server.http_client()))
     await llm.aprefetch([DELIVERY])
     assert (await llm.ainvoke("Hello")).content == "Five euros."
-    assert "".join([c.content async for c in llm.astream("Hello")]) == "Five euros."
+    assert "".join([c.text async for c in llm.astream("Hello")]) == "Five euros."
 
 
 def test_an_agents_retriever_tool(server: FakeServer) -> None:
@@ -150,7 +150,7 @@ def test_tool_calls_streamed_without_their_markup() -> None:
         return a
 
     chunks = list(llm_on(server).bind_tools([add]).stream("Add."))
-    assert "".join(c.content for c in chunks) == "Let me add."
+    assert "".join(c.text for c in chunks) == "Let me add."
     whole = sum(chunks[1:], start=chunks[0])
     assert [(c["name"], c["args"]) for c in whole.tool_calls] == [("add", {"a": 1})]
     assert whole.additional_kwargs["reasoning_content"] == "hm"
@@ -175,7 +175,7 @@ def test_structured_output(method: str) -> None:
         assert body["structured_outputs"]["json"]["properties"]["name"] == {"const": "Price"}
     else:
         assert body["response_format"]["type"] == method.replace("json_mode", "json_object")
-    raw = llm_on(FakeServer(reply="no")).with_structured_output(Price, method=method, include_raw=True).invoke("?")
+    raw: Any = llm_on(FakeServer(reply="no")).with_structured_output(Price, method=method, include_raw=True).invoke("?")
     assert raw["parsed"] is None
     assert (raw["parsing_error"] is None) == (method == "function_calling")
     with pytest.raises(InputError, match=r"method=|no option"):
@@ -190,7 +190,7 @@ def test_servers_without_the_plugin(kind: Any) -> None:
     chain = chain_of(llm_on(server))
     with pytest.warns(SpansOffWarning):
         answer = chain.invoke("How much?")
-    assert "".join(c.content for c in chain.stream("How much?")) == "Five euros."
+    assert "".join(c.text for c in chain.stream("How much?")) == "Five euros."
     assert (answer.content, answer.response_metadata["spans"]) == ("Five euros.", [])
     text = f"Context:\n{DELIVERY}\n\n{RETURNS}\n\nQuestion: How much?"
     assert [r.body["messages"][1]["content"] for r in server.requests if r.body] == [text, text]

@@ -38,6 +38,10 @@ def until_prefetched(server: FakeServer) -> None:
     raise AssertionError("nothing was prefetched")
 
 
+def raw(response: Any) -> Any:
+    return response.raw
+
+
 def prompts(server: FakeServer) -> list[Any]:
     return [r.body for r in server.requests if r.path == "/v1/completions"]
 
@@ -53,7 +57,8 @@ def test_nodes_stay_spans_through_a_query_engine(server: FakeServer, mode: Respo
         until_prefetched(server)
     assert all("vllm_xargs" in body for body in prompts(server))
     engine.query("And returns?")
-    spans = llm.chat([ChatMessage(role="user", content=f"{RETURNS}\n\nfile: delivery.md\n\n{DELIVERY}?")]).raw["spans"]
+    quoting = ChatMessage(f"{RETURNS}\n\nfile: delivery.md\n\n{DELIVERY}?")
+    spans = raw(llm.chat([quoting]))["spans"]
     assert [s.name for s in spans] == ["returns", "delivery"]
     assert spans[0].status == "hit"
 
@@ -66,8 +71,8 @@ async def test_async_and_streams(server: FakeServer) -> None:
     streamed = synthesizer.synthesize("How much?", nodes=[NodeWithScore(node=n) for n in NODES])
     assert "".join(streamed.response_gen) == "Five euros."
     pieces = [r async for r in await llm.astream_chat([ChatMessage("How much?")])]
-    assert "".join(r.delta for r in pieces) == pieces[-1].message.content == "Five euros."
-    assert pieces[-1].raw["usage"]["cached_tokens"] == 0
+    assert "".join(str(r.delta) for r in pieces) == pieces[-1].message.content == "Five euros."
+    assert raw(pieces[-1])["usage"]["cached_tokens"] == 0
     assert [r.text async for r in await llm.astream_complete("How much?")][-1] == "Five euros."
     assert (await llm.acomplete("How much?")).text == llm.complete("How much?").text == "Five euros."
     assert [r.text for r in llm.stream_complete("How much?")][-1] == "Five euros."
@@ -76,7 +81,7 @@ async def test_async_and_streams(server: FakeServer) -> None:
 async def test_a_blocking_client_alone_serves_async_calls(server: FakeServer) -> None:
     llm = MiniPICLLM(client=MiniPIC(http_client=server.http_client()))
     assert (await llm.achat([ChatMessage("Hello")])).message.content == "Five euros."
-    assert "".join([r.delta async for r in await llm.astream_chat([ChatMessage("Hello")])]) == "Five euros."
+    assert "".join([str(r.delta) async for r in await llm.astream_chat([ChatMessage("Hello")])]) == "Five euros."
 
 
 def add(a: int) -> int:
@@ -98,7 +103,7 @@ async def test_tools() -> None:
     assert [b.block_type for b in last.message.blocks] == ["thinking", "text", "tool_call"]
     answer = ChatMessage(role="tool", content="2", additional_kwargs={"tool_call_id": call.tool_id})
     again = llm.chat_with_tools([tool], chat_history=[ChatMessage("Add."), last.message, answer])
-    assert again.raw["spans"][0].name == "tool:add"
+    assert raw(again)["spans"][0].name == "tool:add"
     with pytest.raises(ValueError, match="called no tool"):
         llm_on(FakeServer()).predict_and_call([tool], "Add.")
 
