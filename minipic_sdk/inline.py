@@ -4,6 +4,7 @@ Nothing is marked and nothing changes: the text between is the message's own, an
 word for word, the model reads those very words. So there is nothing that a user's text could forge.
 """
 
+import re
 import threading
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -11,6 +12,8 @@ from typing import Final, NamedTuple
 from minipic_sdk.documents import SEPARATOR, Document
 
 SHORTEST: Final = 32  # characters; a shorter span would cost more padding than it saves
+
+_STARTS: Final = re.compile(r"(?<!\w)\S")
 
 
 class Found(NamedTuple):
@@ -49,24 +52,36 @@ class KnownTexts:
     def find(self, text: str) -> list[Found]:
         """Where known documents stand in ``text``, in order; of two that overlap the first, then the longer one.
 
+        None begins in the middle of a word.
+
         A blank line behind a document belongs to its span, as in ``Document.content``, unless the text ends there:
         chat templates may trim that.
         """
         found: list[Found] = []
-        at, last = 0, len(text) - SHORTEST
-        while self._by_head and at <= last:
-            candidates = self._by_head.get(text[at : at + SHORTEST], ())
-            body = next((c for c in candidates if text.startswith(c, at)), None)
-            document = self._documents.get(body) if body is not None else None
-            if body is None or document is None:
-                at += 1
+        at = 0
+        while (next_one := self._first(text, at)) is not None:
+            found.append(next_one)
+            at = next_one.stop
+        return found
+
+    def _first(self, text: str, at: int) -> Found | None:
+        by_head = self._by_head
+        if not by_head:
+            return None
+        for match in _STARTS.finditer(text, at):
+            start = match.start()
+            candidates = by_head.get(text[start : start + SHORTEST])
+            if candidates is None:
                 continue
-            stop = at + len(body)
+            body = next((c for c in candidates if text.startswith(c, start)), "")
+            document = self._documents.get(body)
+            if document is None:
+                continue
+            stop = start + len(body)
             if text.startswith(SEPARATOR, stop) and text[stop:].strip():
                 stop += len(SEPARATOR)
-            found.append(Found(at, stop, document))
-            at = stop
-        return found
+            return Found(start, stop, document)
+        return None
 
     def _forget(self, text: str) -> None:
         del self._documents[text]

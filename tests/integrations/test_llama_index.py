@@ -68,7 +68,7 @@ async def test_async_and_streams(server: FakeServer) -> None:
     engine = SummaryIndex(NODES).as_query_engine(llm=llm, node_postprocessors=[MiniPICPrefetch(llm=llm)])
     assert str(await engine.aquery("How much?")) == "Five euros."
     synthesizer = get_response_synthesizer(llm=llm, streaming=True)
-    streamed = synthesizer.synthesize("How much?", nodes=[NodeWithScore(node=n) for n in NODES])
+    streamed: Any = synthesizer.synthesize("How much?", nodes=[NodeWithScore(node=n) for n in NODES])
     assert "".join(streamed.response_gen) == "Five euros."
     pieces = [r async for r in await llm.astream_chat([ChatMessage("How much?")])]
     assert "".join(str(r.delta) for r in pieces) == pieces[-1].message.content == "Five euros."

@@ -83,3 +83,13 @@ def test_known_texts() -> None:
     known.add([Document(A), Document(B)])
     assert [f.document.text for f in known.find(f"{longer} {B}")] == [A, B]
     assert KnownTexts().find(A) == []
+    assert known.find(f"Not{A}") == []  # in the middle of a word
+
+
+@pytest.mark.parametrize("layout", ["anchored", "block", "epic", "prefix", "auto"])
+def test_with_every_layout_beside_documents_tools_and_memory(layout: str, smol: ModelProfile) -> None:
+    asked = [{"role": "system", "content": f"Know this: {A}"}, {"role": "user", "content": f"{B}\n\nWhat is free?"}]
+    given = {"documents": ["A page."], "memory": ["A memory."], "tools": [{"name": "find"}], "layout": layout}
+    prompt = Prompt.from_messages(asked, inline=[A, B], profile=smol, **given)
+    assert prompt.text == Prompt.from_messages(asked, profile=smol, **given).text
+    assert smol.tokenizer.decode(prompt.plain_token_ids) == prompt.text
