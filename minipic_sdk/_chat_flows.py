@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from minipic_sdk._completions import ChatParts, chat_parts
 from minipic_sdk._flow import Flow, Send, json_of
@@ -33,6 +33,7 @@ class Turn:
     layout: "str | PromptLayout"
     template_options: Mapping[str, Any]
     tool_choice: "str | Mapping[str, Any] | None"
+    inline: Sequence["str | Document | Mapping[str, Any]"] = ()
 
     def prompt(self, session: Session) -> Prompt:
         """Composed with the server's profile."""
@@ -41,6 +42,7 @@ class Turn:
             documents=self.documents,
             tools=() if self.tool_choice == "none" else self.tools,
             memory=self.memory,
+            inline=self.inline,
             layout=self.layout,
             profile=session.profile,
             template_options=self.template_options,
@@ -54,12 +56,45 @@ def open_turn(
     yield from connect(session)
     if session.server != "minipic":
         return (yield from _send_plain(session, turn, params, timeout))
-    if turn.tool_choice not in (None, "auto", "none"):
-        raise InputError(f"tool_choice={turn.tool_choice!r} is not supported with spans: 'auto' or 'none'")
+    params = {**params, **forced_call(turn)}
     try:
         return (yield from generate(session, turn.prompt(session), params, timeout))
     except ProfileMismatchError:
         return (yield from generate(session, turn.prompt(session), params, timeout))
+
+
+def forced_call(turn: Turn) -> dict[str, Any]:
+    """What makes the model call a tool: JSON that can be nothing else, as vLLM's chat route does it.
+
+    Raises:
+        InputError: an unknown choice, or a tool that isn't offered.
+    """
+    choice = turn.tool_choice
+    if choice in (None, "auto", "none"):
+        return {}
+    tools = [Tool.of(t) for t in turn.tools]
+    if isinstance(choice, Mapping):
+        name = cast("dict[str, Any]", choice.get("function") or {}).get("name")
+        tools = [t for t in tools if t.name == name]
+    elif choice != "required":
+        raise InputError(f"tool_choice={choice!r}: 'auto', 'none', 'required' or a function as in the OpenAI API")
+    if not tools:
+        raise InputError(f"tool_choice={choice!r}, but no such tool is offered")
+    calls: list[dict[str, Any]] = []
+    shared: dict[str, Any] = {}
+    for tool in tools:
+        arguments: dict[str, Any] = {"type": "object", **tool.parameters}
+        shared |= arguments.pop("$defs", {})  # references are from the root
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool.name}, "arguments": arguments},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return {"structured_outputs": {"json": {**schema, "$defs": shared} if shared else schema}}
 
 
 def finish_turn(

@@ -131,6 +131,7 @@ class AsyncMiniPIC:
         documents: Sequence[str | Document | Mapping[str, Any]] = (),
         tools: Sequence[Tool | Mapping[str, Any]] = (),
         memory: Sequence[str | Document | Mapping[str, Any]] = (),
+        inline: Sequence[str | Document | Mapping[str, Any]] = (),
         layout: "str | PromptLayout" = "anchored",
         tool_choice: str | Mapping[str, Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
@@ -145,6 +146,7 @@ class AsyncMiniPIC:
         documents: Sequence[str | Document | Mapping[str, Any]] = (),
         tools: Sequence[Tool | Mapping[str, Any]] = (),
         memory: Sequence[str | Document | Mapping[str, Any]] = (),
+        inline: Sequence[str | Document | Mapping[str, Any]] = (),
         layout: "str | PromptLayout" = "anchored",
         tool_choice: str | Mapping[str, Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
@@ -158,6 +160,7 @@ class AsyncMiniPIC:
         documents: Sequence[str | Document | Mapping[str, Any]] = (),
         tools: Sequence[Tool | Mapping[str, Any]] = (),
         memory: Sequence[str | Document | Mapping[str, Any]] = (),
+        inline: Sequence[str | Document | Mapping[str, Any]] = (),
         layout: "str | PromptLayout" = "anchored",
         tool_choice: str | Mapping[str, Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
@@ -165,7 +168,7 @@ class AsyncMiniPIC:
         **options: "Unpack[SamplingOptions]",
     ) -> ChatResult | AsyncStream[ChatResult]:
         """One turn of a conversation over documents; arguments and errors as in ``MiniPIC.chat``."""
-        turn = Turn(messages, documents, tools, memory, layout, template_options or {}, tool_choice)
+        turn = Turn(messages, documents, tools, memory, layout, template_options or {}, tool_choice, inline)
         params = request_params(options, cache_salt=self._session.cache_salt, stream=stream)
         got = await self._run(open_turn(self._session, turn, params, options.get("timeout")))
         if isinstance(got, GenerateResult):

@@ -156,6 +156,7 @@ class MiniPIC:
         documents: Sequence[str | Document | Mapping[str, Any]] = (),
         tools: Sequence[Tool | Mapping[str, Any]] = (),
         memory: Sequence[str | Document | Mapping[str, Any]] = (),
+        inline: Sequence[str | Document | Mapping[str, Any]] = (),
         layout: "str | PromptLayout" = "anchored",
         tool_choice: str | Mapping[str, Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
@@ -170,6 +171,7 @@ class MiniPIC:
         documents: Sequence[str | Document | Mapping[str, Any]] = (),
         tools: Sequence[Tool | Mapping[str, Any]] = (),
         memory: Sequence[str | Document | Mapping[str, Any]] = (),
+        inline: Sequence[str | Document | Mapping[str, Any]] = (),
         layout: "str | PromptLayout" = "anchored",
         tool_choice: str | Mapping[str, Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
@@ -183,6 +185,7 @@ class MiniPIC:
         documents: Sequence[str | Document | Mapping[str, Any]] = (),
         tools: Sequence[Tool | Mapping[str, Any]] = (),
         memory: Sequence[str | Document | Mapping[str, Any]] = (),
+        inline: Sequence[str | Document | Mapping[str, Any]] = (),
         layout: "str | PromptLayout" = "anchored",
         tool_choice: str | Mapping[str, Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
@@ -196,8 +199,10 @@ class MiniPIC:
             documents: each a span; they stand at the beginning of the first user message.
             tools: functions the model may call; each a span.
             memory: memory states; each a span, before the documents.
+            inline: documents that the messages quote word for word, such as a filled-in prompt template; each place is
+                a span, and the text stays as it is.
             layout: as in ``Prompt.compose``.
-            tool_choice: ``auto`` or ``none``; servers without the plugin may take more.
+            tool_choice: ``auto``, ``none``, ``required``, or a function as in the OpenAI API.
             template_options: variables of the chat template, such as ``{"enable_thinking": False}``.
             stream: return a ``Stream``, whose result is the parsed turn.
             **options: max_tokens, temperature and so on: see ``SamplingOptions``.
@@ -206,7 +211,7 @@ class MiniPIC:
             APIError: the request failed.
             TemplateError: the model's chat template refuses the messages.
         """
-        turn = Turn(messages, documents, tools, memory, layout, template_options or {}, tool_choice)
+        turn = Turn(messages, documents, tools, memory, layout, template_options or {}, tool_choice, inline)
         params = request_params(options, cache_salt=self._session.cache_salt, stream=stream)
         got = self._run(open_turn(self._session, turn, params, options.get("timeout")))
         if isinstance(got, GenerateResult):

@@ -59,6 +59,7 @@ def compose_messages(
     documents: Sequence[DocumentLike],
     tools: Sequence[ToolLike],
     memory: Sequence[DocumentLike],
+    inline: Sequence[DocumentLike] = (),
     layout: str | PromptLayout,
     profile: "ModelProfile | None",
     template_options: Mapping[str, Any],
@@ -67,7 +68,7 @@ def compose_messages(
     """See ``Prompt.from_messages``."""
     from minipic_sdk.profile import ModelProfile
 
-    lists = {"messages": messages, "documents": documents, "memory": memory, "tools": tools}
+    lists = {"messages": messages, "documents": documents, "memory": memory, "inline": inline, "tools": tools}
     for name, value in lists.items():
         if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(f"{name} must be a list, got one {type(value).__name__}")
@@ -83,6 +84,7 @@ def compose_messages(
         [Document.of(m) for m in memory],
         [Document.of(d) for d in documents],
         template_options,
+        [Document.of(d) for d in inline],
     )
     arrange = layout_named(layout, layout_options)
     parts = render_parts(profile.template, sources, markup=profile.markup, spoken=profile.spoken_markup)
@@ -116,8 +118,9 @@ def _span_piece(part: SpanText, sources: Sources, profile: "ModelProfile") -> Pi
     if part.source == "tool":
         tool = sources.tools[part.number]
         return Piece("span", ids, f"tool:{tool.name}", tool.public)
-    given = (sources.memory if part.source == "memory" else sources.documents)[part.number]
-    name = given.name or f"{part.source}-{short_digest(part.text)[:8]}"
+    given = part.inline or (sources.memory if part.source == "memory" else sources.documents)[part.number]
+    kind = "memory" if part.source == "memory" else "document"
+    name = given.name or f"{kind}-{short_digest(part.text)[:8]}"
     return Piece("span" if given.cache else "text", ids, name, given.public, given)
 
 

@@ -143,12 +143,16 @@ class Prompt:
         documents: Sequence[str | Document | Mapping[str, Any]] = (),
         tools: Sequence[Tool | Mapping[str, Any]] = (),
         memory: Sequence[str | Document | Mapping[str, Any]] = (),
+        inline: Sequence[str | Document | Mapping[str, Any]] = (),
         layout: "str | PromptLayout" = "anchored",
         profile: "ModelProfile | None" = None,
         template_options: Mapping[str, Any] | None = None,
         **layout_options: "Unpack[LayoutOptions]",
     ) -> "Prompt":
-        """As ``compose``, from a whole conversation in the OpenAI form."""
+        """As ``compose``, from a whole conversation in the OpenAI form.
+
+        ``inline``: documents that the messages quote word for word; each place is a span, and the text stays as it is.
+        """
         from minipic_sdk.compose import compose_messages
 
         return compose_messages(
@@ -156,6 +160,7 @@ class Prompt:
             documents=documents,
             tools=tools,
             memory=memory,
+            inline=inline,
             layout=layout,
             profile=profile,
             template_options=template_options or {},

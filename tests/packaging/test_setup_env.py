@@ -54,9 +54,9 @@ def test_installs_everything_without_dependencies_then_does_nothing(fake_python,
     venv = fake_python("")
     first = run(venv)
     assert first.returncode == 0, first.stderr
-    assert "setup [6/6]" in first.stdout
+    assert "setup [7/7]" in first.stdout
     log = (tmp_path / "log").read_text()
-    for name in ("torch.txt", "cpu.txt", "dev.txt", "-e "):
+    for name in ("torch.txt", "cpu.txt", "dev.txt", "integrations.txt", "-e "):
         assert re.search(rf"^-m pip install --no-deps .*{name}", log, re.MULTILINE), name
     (tmp_path / "log").unlink()
     second = run(venv)

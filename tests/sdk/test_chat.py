@@ -40,8 +40,32 @@ def test_tool_calls() -> None:
         assert "".join(c.text for c in streamed) == f"Let me look.\n{CALL}"
         assert streamed.result().tool_calls[0].arguments == '{"zone": "é"}'
         assert client.chat(ASK, tools=TOOLS, tool_choice="none").tool_calls == ()
-        with pytest.raises(InputError, match="'auto' or 'none'"):
-            client.chat(ASK, tools=TOOLS, tool_choice="required")
+
+
+def forced(server: FakeServer) -> Any:
+    bodies = [r.body for r in server.requests if r.path == "/v1/completions"]
+    return bodies[-1]["structured_outputs"]["json"]
+
+
+def test_forced_tool_calls() -> None:
+    server = FakeServer(reply='{"name": "find", "arguments": {"x": {"y": 1}}}')
+    parameters = {"properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"type": "object"}}}
+    tools = [*TOOLS, {"name": "find", "parameters": parameters}]
+    with MiniPIC(http_client=server.http_client()) as client:
+        named = {"type": "function", "function": {"name": "find"}}
+        assert client.chat(ASK, tools=tools, tool_choice=named).tool_calls[0].parsed() == {"x": {"y": 1}}
+        schema = forced(server)
+        assert schema["properties"] == {
+            "name": {"const": "find"},
+            "arguments": {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}}},
+        }
+        assert schema["$defs"] == {"X": {"type": "object"}}
+        client.chat(ASK, tools=tools, tool_choice="required")
+        schema = forced(server)
+        assert [s["properties"]["name"]["const"] for s in schema["anyOf"]] == ["time", "find"]
+        for choice in ("any", {"function": {"name": "other"}}):
+            with pytest.raises(InputError, match="tool_choice="):
+                client.chat(ASK, tools=tools, tool_choice=choice)
 
 
 @pytest.mark.parametrize(
