@@ -56,6 +56,7 @@ class FakeServer:
         profile: ModelProfile | None = None,
         kind: Kind = "minipic",
         api_key: str | None = None,
+        blocks: int = 1 << 20,
     ) -> None:
         """Make one.
 
@@ -64,12 +65,14 @@ class FakeServer:
             profile: by default ``fake_profile()``.
             kind: with the plugin, vLLM without it, or another server with a chat route only.
             api_key: what it asks for.
+            blocks: KV blocks that it says it has; it never evicts.
         """
         self.profile = profile or fake_profile()
         self.requests: list[Recorded] = []
         self._reply = reply
         self._kind = kind
         self._api_key = api_key
+        self._blocks = blocks
         self._seen: set[_Cached] = set()
         self._statuses: dict[str, list[SpanStatus]] = {}
         self._failures: list[httpx.Response | Exception] = []
@@ -137,7 +140,8 @@ class FakeServer:
             if path in (SPANS_PATH, LOOKUP_PATH):
                 return _spans(self._look_at(body, computes=path == SPANS_PATH))
             if path == STATS_PATH:
-                return httpx.Response(200, json={"resident": len(self._seen)})
+                held = {"resident": len(self._seen), "blocks": self._blocks, "block_bytes": 1 << 14}
+                return httpx.Response(200, json=held)
             if path.startswith(REQUESTS_PATH) and (found := self._statuses.get(path.removeprefix(REQUESTS_PATH))):
                 return _spans(found)
         raise _RefusedError(404, "Not Found")

@@ -52,7 +52,7 @@ class _SpanScheduling(Scheduler):
         check_config(self.vllm_config)
         self.span_config = config
         self.span_hasher = SpanHasher(config, get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo), None)
-        self.residency = Residency(self.kv_cache_manager.block_pool)
+        self.residency = Residency(self.kv_cache_manager.block_pool, self._block_bytes())
         self.history = SpanHistory()
         self.span_log: dict[str, list[dict[str, object]]] = {}
         self.span_counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
@@ -61,6 +61,12 @@ class _SpanScheduling(Scheduler):
         self._wanted: Counter[bytes] = Counter()  # blocks of the spans of all unfinished requests
         self._span_requests = 0  # unfinished
         self._asked: tuple[Request, SpanState, list[str]] | None = None  # looked up last, see _admitted
+
+    def _block_bytes(self) -> int:
+        """Of one KV block, over all layers and tensor-parallel ranks."""
+        config = self.kv_cache_config
+        own = sum(g.kv_cache_spec.page_size_bytes * len(g.layer_names) for g in config.kv_cache_groups)
+        return own * self.vllm_config.parallel_config.tensor_parallel_size
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
