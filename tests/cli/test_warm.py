@@ -50,6 +50,8 @@ def test_unchanged_files_are_not_read_again(run, serve, docs: Path, old, monkeyp
 
 def test_a_file_touched_just_now_is_read_again_but_not_tokenised(run, serve, docs: Path, monkeypatch) -> None:
     serve(FakeServer())
+    for path in docs.iterdir():
+        os.utime(path, (time.time() + 60, time.time() + 60))
     _warm(run, docs)
     monkeypatch.setattr("minipic_cli.corpus.chunking.Chunker.chunks", lambda *_: 1 / 0)
     again = _warm(run, docs)

@@ -10,8 +10,31 @@ _SKIPPED: Final = frozenset(
 )
 _INSIDE: Final = ("figcaption", "summary", "dt", "dd", "hr", "h1", "h2", "h3", "h4", "h5", "h6")
 _BLOCKS: Final = frozenset(
-    ("p", "div", "section", "article", "main", "header", "footer", "aside", "blockquote", "ul", "ol", "li", "dl")
-    + ("table", "tr", "figure", "form", "fieldset", "details", "pre", "address", "body", *_INSIDE)
+    {
+        *_INSIDE,
+        "p",
+        "div",
+        "section",
+        "article",
+        "main",
+        "header",
+        "footer",
+        "aside",
+        "blockquote",
+        "ul",
+        "ol",
+        "li",
+        "dl",
+        "table",
+        "tr",
+        "figure",
+        "form",
+        "fieldset",
+        "details",
+        "pre",
+        "address",
+        "body",
+    }
 )
 _SPACE: Final = re.compile(r"\s+")
 

@@ -1,16 +1,18 @@
 """Options that the corpus commands share."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from minipic_cli.corpus.chunking import MIN_TOKENS
+from minipic_cli.corpus.chunking import DEFAULT_TOKENS, MIN_TOKENS, Chunker
 from minipic_cli.corpus.entry import default_path
 from minipic_cli.corpus.manifest import Manifest
 from minipic_cli.corpus.sources import FORMATS, Format
 from minipic_cli.errors import UsageError
-from minipic_sdk import ModelProfile
+from minipic_sdk import Document, ModelProfile
 
 ManifestFile = Annotated[
     Path | None,
@@ -50,10 +52,10 @@ def format_of(name: str | None) -> Format | None:
     """A format by its name; raises ``UsageError``."""
     if name is None:
         return None
-    found = next((f for f in FORMATS.values() if f == name), None)
-    if found is None:
-        raise UsageError(f"--format takes text, markdown, html, pdf or jsonl, not {name!r}")
-    return found
+    for known in FORMATS.values():
+        if known == name:
+            return known
+    raise UsageError(f"--format takes text, markdown, html, pdf or jsonl, not {name!r}")
 
 
 def check_encoding(name: str | None) -> str | None:
@@ -64,6 +66,18 @@ def check_encoding(name: str | None) -> str | None:
     except LookupError as error:
         raise UsageError(f"--encoding: there is no encoding {name!r}") from error
     return name
+
+
+def cut_documents(documents: Sequence[Document], profile: ModelProfile) -> list[Document]:
+    """Documents cut as `minipic warm` cuts them by default, so that what it warmed is found."""
+    chunker = Chunker(profile.encode, chunk_limit(DEFAULT_TOKENS, profile))
+    return [
+        replace(
+            d, text=chunk.text, title=None if number else d.title, name=f"{d.name}#{number + 1}" if number else d.name
+        )
+        for d in documents
+        for number, chunk in enumerate(chunker.chunks((d.text,), d.title))
+    ]
 
 
 def chunk_limit(tokens: int, profile: ModelProfile) -> int:
