@@ -53,9 +53,13 @@ def checked(given: Spans) -> Spans:
     return [d if isinstance(d, SpanQuery) else Document.of(d) for d in given]
 
 
-def report(session: Session, path: str, given: Spans, cache_salt: str | None) -> Flow[SpansReport]:
+def report(
+    session: Session, path: str, given: Spans, cache_salt: str | None, *, pin: bool = False, ttl: float | None = None
+) -> Flow[SpansReport]:
     """Send spans to ``path`` in batches, one status each; documents are tokenised anew if the profile has changed."""
     given = checked(given)
+    if ttl is not None and not 0 < ttl < float("inf"):
+        raise InputError(f"ttl must be a number of seconds above 0, got {ttl}")
     salt = session.salt(cache_salt)
     yield from connect(session)
     if session.server != "minipic" or session.profile is None:
@@ -66,7 +70,7 @@ def report(session: Session, path: str, given: Spans, cache_salt: str | None) ->
         try:
             found: list[SpanStatus] = []
             for batch in _batches(span_queries(given, profile)):
-                body = SpansRequest(batch, anchor, salt, profile.fingerprint, _adapter(session))
+                body = SpansRequest(batch, anchor, salt, profile.fingerprint, _adapter(session), pin, ttl)
                 found += yield from _post(session, path, body)
             return SpansReport(tuple(found))
         except ProfileMismatchError as error:

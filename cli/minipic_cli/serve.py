@@ -58,6 +58,9 @@ def serve(
             help="Prefill these documents as soon as the server is up (`minipic warm`); repeatable.",
         ),
     ] = None,
+    pin_share: Annotated[
+        float, typer.Option(metavar="SHARE", help="Of the KV cache, that clients may pin documents in.", min=0, max=1)
+    ] = 0.5,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve a model with position-free KV caching, over vLLM's OpenAI-compatible API.
@@ -88,7 +91,7 @@ def serve(
         warm_when_up(f"http://{local}:{port}", warm, api_key, quiet=quiet)
     from minipic_cli.serving import run_server
 
-    run_server(served.model, ["--host", host, "--port", str(port), *given], block_size)
+    run_server(served.model, ["--host", host, "--port", str(port), *given], block_size, pin_share)
 
 
 def check_vllm() -> None:

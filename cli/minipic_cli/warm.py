@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
@@ -47,6 +48,10 @@ def warm(
         bool,
         typer.Option("--dry-run", help="Compute nothing: say how much it is and whether that fits into the cache."),
     ] = False,
+    pin: Annotated[bool, typer.Option("--pin", help="Keep them in the cache until `minipic corpus unpin`.")] = False,
+    ttl: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Keep them in the cache for so long.", min=0.001)
+    ] = None,
     wait: Annotated[
         float, typer.Option(metavar="SECONDS", help="Wait so long for the server to be up.", show_default=False)
     ] = 0,
@@ -75,11 +80,13 @@ def warm(
         warmer = Warmer(
             noted,
             profile.served,
-            _sender(client, dry=dry_run) if profile.up else None,
+            _sender(client, dry=dry_run, pin=pin, ttl=ttl) if profile.up else None,
             chunk_tokens=limit,
             salt=cache_salt,
             encoding=encoding,
             advance=bar,
+            pinned=pin or ttl is not None,
+            ttl=ttl,
         )
         try:
             warmer.run(walk(files, kind), scope(files))
@@ -121,8 +128,8 @@ def _profile(client: MiniPIC, wait: float, *, dry: bool) -> _Profile:
                 raise
 
 
-def _sender(client: MiniPIC, *, dry: bool) -> Send:
-    return client.lookup if dry else client.warm
+def _sender(client: MiniPIC, *, dry: bool, pin: bool, ttl: float | None) -> Send:
+    return client.lookup if dry else partial(client.warm, pin=pin, ttl=ttl)
 
 
 def _stopped(warmer: Warmer, why: BaseException) -> None:

@@ -446,3 +446,26 @@ def test_interrupting_a_process_ends_it_with_130(docs: Path) -> None:
         connection.close()
     assert process.returncode == 130
     assert b"Traceback" not in err
+
+
+def test_pinning_and_a_time_to_live(run, serve, docs: Path, old) -> None:
+    server = serve(FakeServer())
+    old(docs)
+    assert _warm(run, docs, "--ttl", "60")["computed"] == 2
+    assert {r.body.get("ttl") for r in server.requests if r.path.endswith("/spans")} == {60.0}
+    assert "warm, pinned" in run("corpus", "ls").out
+    assert _warm(run, docs, "--pin")["hit"] == 2
+    assert [e["expires_at"] for e in map(json.loads, run("corpus", "ls", "--json").out.splitlines())] == [None, None]
+    assert "2 documents unpinned" in run("corpus", "unpin").out
+    assert "pinned" not in run("corpus", "ls").out
+    assert server.requests[-1].path.endswith("/unpin")
+    assert run("warm", docs, "--ttl", "0").code == 2
+
+
+def test_what_can_t_be_pinned_is_rejected(run, serve, docs: Path) -> None:
+    serve(FakeServer(blocks=20))
+    done = run("warm", docs, "--pin", "--json")
+    told = json.loads(done.out)
+    assert done.code == 1
+    assert (told["computed"], told["rejected"]) == (1, 1)
+    assert "pinned spans may take 10 KV blocks" in told["rejections"][0]["reason"]

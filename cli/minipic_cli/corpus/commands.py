@@ -156,6 +156,35 @@ def verify(
         raise typer.Exit(1)
 
 
+@app.command("unpin")
+def unpin(
+    sources: Patterns = None,
+    manifest: settings.ManifestFile = None,
+    cache_salt: options.Salt = None,
+    base_url: options.BaseUrl = None,
+    api_key: options.ApiKey = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Let the server evict documents that `minipic warm --pin` pinned; they stay cached until it does."""
+    count = 0
+    with (
+        settings.open_manifest(manifest, create=False) as known,
+        connected(base_url, api_key, cache_salt=cache_salt) as client,
+    ):
+        mine = _mine(client, cache_salt)
+        for entry in _chosen(known, sources):
+            if entry.pinned and mine(entry):
+                for _ in each_batch(known, entry, client.unpin):
+                    pass
+                known.unpin(entry.id)
+                count += 1
+    if as_json:
+        print_json({"unpinned": count})
+    else:
+        out().print(f"{count} documents unpinned")
+
+
 @app.command("split")
 def split(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="As for `minipic warm`.")],
