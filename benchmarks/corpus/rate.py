@@ -13,13 +13,14 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from minipic_cli.corpus.manifest import Manifest
 from minipic_cli.corpus.sources import Scope, walk
 from minipic_cli.corpus.warming import Warmer
 from minipic_sdk import ModelProfile, SpansReport, SpanStatus
+from minipic_sdk.wire import SpanQuery
 
 
 def prose() -> str:
@@ -71,8 +72,8 @@ def write_corpus(folder: Path, megabytes: float, file_bytes: int) -> int:
 def measure(megabytes: float, file_bytes: int, profile: ModelProfile) -> dict[str, float]:
     """One run, with a server that answers at once."""
 
-    def send(queries: object) -> SpansReport:
-        return SpansReport(tuple(SpanStatus("", "computed", None, 0, 0) for _ in queries))  # type: ignore[attr-defined]
+    def send(queries: Sequence[SpanQuery]) -> SpansReport:
+        return SpansReport(tuple(SpanStatus("", "computed", None, 0, 0) for _ in queries))
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "corpus")
@@ -81,7 +82,6 @@ def measure(megabytes: float, file_bytes: int, profile: ModelProfile) -> dict[st
         out: dict[str, float] = {"corpus_bytes": size}
         for run in ("first", "unchanged"):
             gc.collect()
-            os.utime(folder)
             cpu, wall = time.process_time(), time.perf_counter()
             with Manifest(Path(name, "corpus.db")) as manifest:
                 warmer = Warmer(manifest, profile, send, chunk_tokens=2048)
