@@ -159,7 +159,8 @@ def _report(warmer: Warmer, room: Room, needs: tuple[int, int], *, as_json: bool
     if totals.documents > SHOWN:
         console.print(f"... and {totals.documents - SHOWN} more: `minipic corpus ls` has them all", markup=False)
     console.print(_summary(totals, dry=dry), markup=False, soft_wrap=True)
-    console.print(room.sentence(), markup=False, soft_wrap=True)
+    what = "together" if dry else "all that is in the manifest"
+    console.print(room.sentence(what), markup=False, soft_wrap=True)
 
 
 def _summary(totals: Totals, *, dry: bool) -> str:

@@ -456,6 +456,10 @@ def test_pinning_and_a_time_to_live(run, serve, docs: Path, old) -> None:
     assert "warm, pinned" in run("corpus", "ls").out
     assert _warm(run, docs, "--pin")["hit"] == 2
     assert [e["expires_at"] for e in map(json.loads, run("corpus", "ls", "--json").out.splitlines())] == [None, None]
+    server.evict()
+    assert _warm(run, docs)["refilled"] == 2
+    assert "pinned" not in run("corpus", "ls").out  # a restart drops pins
+    assert _warm(run, docs, "--pin")["hit"] == 2
     assert "2 documents unpinned" in run("corpus", "unpin").out
     assert "pinned" not in run("corpus", "ls").out
     assert server.requests[-1].path.endswith("/unpin")

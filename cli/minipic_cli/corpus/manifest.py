@@ -221,17 +221,20 @@ class Manifest:
                 (time.time(), document),
             )
 
-    def settle(
-        self, document: int, state: str, reason: str | None = None, *, pinned: bool = False, ttl: float | None = None
-    ) -> None:
+    def settle(self, document: int, state: str, reason: str | None = None) -> None:
         """What the server made of a document."""
-        now = time.time()
         with self.write():
             self._db.execute(
-                "UPDATE documents SET state = ?, reason = ?, warmed_at = CASE WHEN ? = 'warm' THEN ? ELSE warmed_at END, "
-                "pinned = max(pinned, ?), expires_at = CASE WHEN ? THEN ? ELSE expires_at END WHERE id = ?",
-                (state, reason, state, now, pinned, pinned, None if ttl is None else now + ttl, document),
+                "UPDATE documents SET state = ?, reason = ?, warmed_at = CASE WHEN ? = 'warm' THEN ? ELSE warmed_at END "
+                "WHERE id = ?",
+                (state, reason, state, time.time(), document),
             )
+
+    def pin(self, document: int, ttl: float | None) -> None:
+        """A document is pinned: for so many seconds, or until it is unpinned."""
+        until = None if ttl is None else time.time() + ttl
+        with self.write():
+            self._db.execute("UPDATE documents SET pinned = 1, expires_at = ? WHERE id = ?", (until, document))
 
     def unpin(self, document: int) -> None:
         """A document is pinned no longer."""

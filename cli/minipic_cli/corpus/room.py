@@ -33,17 +33,21 @@ class Room:
         size = None if self.block_bytes is None else self.blocks * self.block_bytes
         return {**asdict(self), "kv_bytes": size, "fits": self.fits}
 
-    def sentence(self) -> str:
-        """For people."""
-        takes = f"{self.blocks} KV blocks"
+    def sentence(self, what: str) -> str:
+        """For people.
+
+        Args:
+            what: takes the blocks.
+        """
+        takes = f"{what}: {self.blocks} KV blocks"
         if self.block_bytes:
             takes += f" ({size(self.blocks * self.block_bytes)})"
         if self.cache_blocks is None:
-            return f"together {takes}, duplicates counted once"
+            return f"{takes}, duplicates counted once"
         has = f"of the {self.cache_blocks} that the server has"
         if self.fits:
-            return f"together {takes} {has}: it fits"
-        return f"together {takes} {has}: it does NOT fit, the documents used longest ago are evicted again"
+            return f"{takes} {has}: it fits"
+        return f"{takes} {has}: it does NOT fit, the documents used longest ago are evicted again"
 
 
 def size(count: float) -> str:

@@ -18,7 +18,7 @@ from minipic_sdk.keys import span_key
 from minipic_sdk.wire import SpanQuery
 
 BATCH_SPANS: Final = 64  # in one request: small enough that the bar moves and ^C loses little
-BATCH_TOKENS: Final = 32768
+BATCH_TOKENS: Final = 8192  # a slow server must answer within the timeout
 SHOWN: Final = 100  # documents, failures: memory stays flat
 _SENT: Final = 1 << 16  # spans remembered, so that duplicates aren't sent again
 _WARM: Final = frozenset(("hit", "computed", "resident"))
@@ -59,6 +59,8 @@ class Row:
     name: str
     change: str  # "new" | "changed" | "unchanged"
     was_warm: bool = False
+    was_pinned: bool = False
+    loose: bool = False  # the server says that a chunk is not pinned
     chunks: int = 0
     tokens: int = 0
     blocks: int = 0
@@ -220,7 +222,7 @@ class Warmer:
 
     def _again(self, entry: Entry) -> None:
         """A document with the text it had: its tokens are in the manifest."""
-        row = Row(entry.id, entry.name, "unchanged", entry.state == "warm")
+        row = Row(entry.id, entry.name, "unchanged", entry.state == "warm", entry.pinned)
         for span in self._manifest.spans(entry.id):
             self._queue(row, *self._query(entry.name, entry.public, span))
         self._close(row)
@@ -271,6 +273,7 @@ class Warmer:
         row.waiting -= 1
         row.counts[status.status] = row.counts.get(status.status, 0) + 1
         row.reason = row.reason or status.reason
+        row.loose = row.loose or status.pinned is False
         totals = self.totals
         if status.status in ("hit", "resident"):
             totals.hit += 1
@@ -295,12 +298,14 @@ class Warmer:
 
     def _settle(self, row: Row) -> None:
         if row.complete and not row.waiting and row.counts:
-            bad = row.counts.get("rejected")
-            state = "rejected" if bad else "warm"
-            if self._pinned or state == "rejected" or not row.was_warm or row.counts.get("computed"):
-                self._manifest.settle(
-                    row.id, state, row.reason if bad else None, pinned=self._pinned and not bad, ttl=self._ttl
-                )
+            bad = bool(row.counts.get("rejected"))
+            if bad or self._pinned or not row.was_warm or row.counts.get("computed") or row.was_pinned:
+                state, why = ("rejected", row.reason) if bad else ("warm", None)
+                self._manifest.settle(row.id, state, why)
+                if bad or row.loose:
+                    self._manifest.unpin(row.id)
+                elif self._pinned:
+                    self._manifest.pin(row.id, self._ttl)
 
     def _watched(self, pieces: Iterator[str], digest: Any) -> Iterator[str]:
         """Pieces, hashed and counted on the way."""
