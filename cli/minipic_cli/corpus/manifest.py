@@ -102,6 +102,18 @@ class Manifest:
                 raise
             self._db.execute("COMMIT")
 
+    def hold(self) -> None:
+        """Gather the writes that follow in one transaction, until ``release``: for many small documents."""
+        if not self._db.in_transaction:
+            with self._clear():
+                self._db.execute("BEGIN IMMEDIATE")
+
+    def release(self) -> None:
+        """Commit what ``hold`` gathered."""
+        if self._db.in_transaction:
+            with self._clear():
+                self._db.execute("COMMIT")
+
     @contextmanager
     def _clear(self) -> Iterator[None]:
         try:

@@ -148,6 +148,7 @@ class Warmer:
             self._fail(str(error), source)
         except OSError as error:
             self._fail(f"{source.name} can't be read: {error.strerror or error}", source)
+        self._manifest.release()
         self.totals.bytes += self._read
         self._advance(size - self._read)
 
@@ -156,7 +157,11 @@ class Warmer:
         since, bad = time.time(), False
         for attempt in (1, 2):
             try:
-                for text in texts(source, self._encoding):
+                for number, text in enumerate(texts(source, self._encoding)):
+                    if source.format == "jsonl":
+                        if number % BATCH_SPANS == 0:
+                            self._manifest.release()
+                        self._manifest.hold()
                     if isinstance(text, Bad):
                         bad = True
                         self._fail(text.why, source)
@@ -254,6 +259,7 @@ class Warmer:
         return None
 
     def _flush(self) -> None:
+        self._manifest.release()  # nobody else should wait for the server
         batch, self._batch, self._batch_tokens = self._batch, [], 0
         if not batch:
             return
