@@ -183,7 +183,8 @@ def _compose(given: Mapping[str, Any], profile: ModelProfile) -> Prompt:
     docs = given["docs"]
     if docs and all(isinstance(d, Document) for d in docs):
         docs = cut_documents(docs, profile)
-    return Prompt.compose(**{**given, "docs": docs}, profile=profile)
+    arguments: dict[str, Any] = {**given, "docs": docs}
+    return Prompt.compose(**arguments, profile=profile)
 
 
 def _arguments(path: Path) -> dict[str, Any]:
