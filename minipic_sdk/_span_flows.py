@@ -19,11 +19,11 @@ from minipic_sdk.wire import SPANS_PATH, SpanQuery, SpansRequest, SpanStatus, pa
 BATCH_SPANS: Final = 256  # in one request, at most
 BATCH_TOKENS: Final = 65536
 
-Spans = Prompt | Sequence["str | Document | Mapping[str, Any]"]
+Spans = Prompt | Sequence["str | Document | Mapping[str, Any] | SpanQuery"]
 
 
 def span_queries(given: Spans, profile: ModelProfile) -> list[SpanQuery]:
-    """The spans of a prompt, or those that documents would be in a prompt."""
+    """The spans of a prompt, or those that documents would be in a prompt; queries are what they are."""
     if isinstance(given, Prompt):
         return [
             SpanQuery(
@@ -33,14 +33,15 @@ def span_queries(given: Spans, profile: ModelProfile) -> list[SpanQuery]:
             )
             for number, s in enumerate(s for s in given.spans if s.kind == "span")
         ]
-    return [
-        SpanQuery(
-            profile.encode(d.content),
-            name=d.name or f"document-{short_digest(d.content)[:8]}",
-            public=d.public,
-        )
-        for d in map(Document.of, given)
-    ]
+    return [_query(item, profile) for item in given]
+
+
+def _query(item: "str | Document | Mapping[str, Any] | SpanQuery", profile: ModelProfile) -> SpanQuery:
+    if isinstance(item, SpanQuery):
+        return item
+    d = Document.of(item)
+    name = d.name or f"document-{short_digest(d.content)[:8]}"
+    return SpanQuery(profile.encode(d.content), name=name, public=d.public)
 
 
 def checked(given: Spans) -> Spans:
@@ -49,12 +50,16 @@ def checked(given: Spans) -> Spans:
         return given
     if isinstance(given, str | Mapping | Document):
         raise InputError(f"documents must be a list, got one {type(given).__name__}")
-    return [Document.of(d) for d in given]
+    return [d if isinstance(d, SpanQuery) else Document.of(d) for d in given]
 
 
-def report(session: Session, path: str, given: Spans, cache_salt: str | None) -> Flow[SpansReport]:
+def report(
+    session: Session, path: str, given: Spans, cache_salt: str | None, *, pin: bool = False, ttl: float | None = None
+) -> Flow[SpansReport]:
     """Send spans to ``path`` in batches, one status each; documents are tokenised anew if the profile has changed."""
     given = checked(given)
+    if ttl is not None and not 0 < ttl < float("inf"):
+        raise InputError(f"ttl must be a number of seconds above 0, got {ttl}")
     salt = session.salt(cache_salt)
     yield from connect(session)
     if session.server != "minipic" or session.profile is None:
@@ -65,13 +70,13 @@ def report(session: Session, path: str, given: Spans, cache_salt: str | None) ->
         try:
             found: list[SpanStatus] = []
             for batch in _batches(span_queries(given, profile)):
-                body = SpansRequest(batch, anchor, salt, profile.fingerprint, _adapter(session))
+                body = SpansRequest(batch, anchor, salt, profile.fingerprint, _adapter(session), pin, ttl)
                 found += yield from _post(session, path, body)
             return SpansReport(tuple(found))
         except ProfileMismatchError as error:
             session.profile = yield from fetch_profile(session)
             error.changed = explain_mismatch(profile.fingerprint, session.profile.fingerprint) or error.changed
-            if again or isinstance(given, Prompt):
+            if again or isinstance(given, Prompt) or any(isinstance(d, SpanQuery) for d in given):
                 raise
     raise AssertionError("unreachable")
 
@@ -138,6 +143,6 @@ def _all_rejected(given: Spans) -> SpansReport:
     names = (
         [s.name for s in given.spans if s.kind == "span"]
         if isinstance(given, Prompt)
-        else [Document.of(d).name or "" for d in given]
+        else [(d if isinstance(d, SpanQuery) else Document.of(d)).name or "" for d in given]
     )
     return SpansReport(tuple(SpanStatus(name, "rejected", why, tokens=0, blocks=0) for name in names))

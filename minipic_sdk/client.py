@@ -16,7 +16,7 @@ from minipic_sdk.profile import ModelProfile
 from minipic_sdk.prompt import Prompt
 from minipic_sdk.results import ChatResult, GenerateResult, SpansReport
 from minipic_sdk.streaming import Stream
-from minipic_sdk.wire import LOOKUP_PATH, SPANS_PATH
+from minipic_sdk.wire import LOOKUP_PATH, SPANS_PATH, UNPIN_PATH
 
 if TYPE_CHECKING:
     import httpx
@@ -97,9 +97,22 @@ class MiniPIC:
         """The server's profile, asked once; ``NotFoundError`` from a server without the plugin."""
         return self._run(known_profile(self._session))
 
-    def warm(self, spans: Spans, *, cache_salt: str | None = None) -> SpansReport:
-        """Prefill documents, or all spans of a prompt, and wait. Each is hit, computed, or rejected with the reason."""
-        return self._run(report(self._session, SPANS_PATH, spans, cache_salt))
+    def warm(
+        self, spans: Spans, *, cache_salt: str | None = None, pin: bool = False, ttl: float | None = None
+    ) -> SpansReport:
+        """Prefill documents, or all spans of a prompt, and wait. Each is hit, computed, or rejected with the reason.
+
+        Args:
+            spans: documents, or a prompt.
+            cache_salt: by default the client's.
+            pin: keep them in the cache until ``unpin``, whatever else is used; rejected where there is no room for that.
+            ttl: keep them for so many seconds; warmed again, they have the new time.
+        """
+        return self._run(report(self._session, SPANS_PATH, spans, cache_salt, pin=pin, ttl=ttl))
+
+    def unpin(self, spans: Spans, *, cache_salt: str | None = None) -> SpansReport:
+        """Let the server evict spans that were pinned; they stay cached until it does. Answers as ``lookup`` does."""
+        return self._run(report(self._session, UNPIN_PATH, spans, cache_salt))
 
     def lookup(self, spans: Spans, *, cache_salt: str | None = None) -> SpansReport:
         """Ask what is cached; computes nothing. Each is resident, partial, absent, or rejected."""

@@ -3,6 +3,7 @@
     GET  /v1/minipic/profile                -> ModelProfile.to_json()
     POST /v1/minipic/spans         SpansRequest -> {"spans": [SpanStatus, ...]}   hit | computed | rejected
     POST /v1/minipic/spans/lookup  SpansRequest -> {"spans": [SpanStatus, ...]}   resident | partial | absent | rejected
+    POST /v1/minipic/spans/unpin   SpansRequest -> as the look-up, afterwards
     GET  /v1/minipic/requests/{id}          -> {"spans": [SpanStatus, ...]}       hit | computed; id: the response's
     GET  /v1/minipic/stats                  -> counters by name
 
@@ -19,6 +20,7 @@ from minipic_sdk.errors import InputError
 PROFILE_PATH: Final = "/v1/minipic/profile"
 SPANS_PATH: Final = "/v1/minipic/spans"
 LOOKUP_PATH: Final = "/v1/minipic/spans/lookup"
+UNPIN_PATH: Final = "/v1/minipic/spans/unpin"
 REQUESTS_PATH: Final = "/v1/minipic/requests/"
 STATS_PATH: Final = "/v1/minipic/stats"
 MAX_SPANS: Final = 4096  # in one SpansRequest
@@ -52,22 +54,26 @@ class SpanQuery:
 
 @dataclass(frozen=True, slots=True)
 class SpansRequest:
-    """Body of both span routes."""
+    """Body of the span routes."""
 
     spans: Sequence[SpanQuery]
     anchor_token_ids: Sequence[int] | None = None  # what the spans see; None: the profile's anchor
     cache_salt: str | None = None
     fingerprint: str | None = None  # of the profile the ids were made with; 409 if it isn't the server's
     model: str | None = None  # a served LoRA adapter's name; None: the base model
+    pin: bool = False  # prefilled spans are kept until they are unpinned
+    ttl: float | None = None  # seconds; prefilled spans are kept so long
 
     def to_json(self) -> dict[str, Any]:
         """Its JSON; defaults are left out."""
         body: dict[str, Any] = {"spans": [s.to_json() for s in self.spans]}
         if self.anchor_token_ids is not None:
             body["anchor_token_ids"] = list(self.anchor_token_ids)
-        for key in ("cache_salt", "fingerprint", "model"):
+        for key in ("cache_salt", "fingerprint", "model", "ttl"):
             if getattr(self, key) is not None:
                 body[key] = getattr(self, key)
+        if self.pin:
+            body["pin"] = True
         return body
 
     @classmethod
@@ -77,17 +83,24 @@ class SpansRequest:
         Raises:
             InputError: what is wrong with which field.
         """
-        fields = _object(body, "the body", {"spans", "anchor_token_ids", "cache_salt", "fingerprint", "model"})
+        known = {"spans", "anchor_token_ids", "cache_salt", "fingerprint", "model", "pin", "ttl"}
+        fields = _object(body, "the body", known)
         spans = fields.get("spans")
         if not isinstance(spans, list) or len(cast("list[object]", spans)) > MAX_SPANS:
             raise InputError(f"spans must be a list of at most {MAX_SPANS}")
-        anchor = fields.get("anchor_token_ids")
+        anchor, pin, ttl = fields.get("anchor_token_ids"), fields.get("pin", False), fields.get("ttl")
+        if not isinstance(pin, bool):
+            raise InputError("pin must be true or false")
+        if ttl is not None and not (isinstance(ttl, int | float) and 0 < ttl < float("inf")):
+            raise InputError("ttl must be a number of seconds above 0")
         return cls(
             spans=[_query(i, s) for i, s in enumerate(cast("list[object]", spans))],
             anchor_token_ids=None if anchor is None else _ids(anchor, "anchor_token_ids"),
             cache_salt=_text(fields, "cache_salt"),
             fingerprint=_text(fields, "fingerprint"),
             model=_text(fields, "model"),
+            pin=pin,
+            ttl=ttl,
         )
 
 
@@ -102,11 +115,17 @@ class SpanStatus:
     blocks: int  # KV blocks it takes
     key: str | None = None  # the server's: the hash of its last block, hex
     resident_blocks: int | None = None  # look-ups only
+    pinned: bool | None = None  # whether eviction can't take it; None: not told
+    expires_in: float | None = None  # seconds that it is pinned for; None: until it is unpinned, or it isn't
 
     def to_json(self) -> dict[str, Any]:
         """Its JSON."""
         body = {k: getattr(self, k) for k in ("name", "key", "status", "reason", "tokens", "blocks")}
-        return body if self.resident_blocks is None else {**body, "resident_blocks": self.resident_blocks}
+        if self.resident_blocks is not None:
+            body["resident_blocks"] = self.resident_blocks
+        if self.pinned is not None:
+            body |= {"pinned": self.pinned, "expires_in": self.expires_in}
+        return body
 
     @classmethod
     def from_json(cls, body: object) -> "SpanStatus":
@@ -122,7 +141,11 @@ class SpanStatus:
             raise InputError("a span's reason and key must be strings")
         if not all(isinstance(n, int | None) for n in counts):
             raise InputError("a span's tokens and blocks must be integers")
-        return cls(str(fields.get("name") or ""), status, reason, counts[0], counts[1], key, counts[2])
+        pinned, left = fields.get("pinned"), fields.get("expires_in")
+        if not isinstance(pinned, bool | None) or not isinstance(left, int | float | None):
+            raise InputError("a span's pinned must be true or false, its expires_in a number")
+        name = str(fields.get("name") or "")
+        return cls(name, status, reason, counts[0], counts[1], key, counts[2], pinned, left)
 
 
 def parse_statuses(body: object) -> tuple[SpanStatus, ...]:

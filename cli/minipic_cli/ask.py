@@ -10,6 +10,7 @@ import typer
 from minipic_cli import options
 from minipic_cli.connection import connected, served_profile
 from minipic_cli.console import err, is_quiet, note, print_json, table
+from minipic_cli.corpus.settings import cut_documents
 from minipic_cli.documents import read_documents
 from minipic_cli.errors import CLIError, UsageError
 from minipic_sdk import GenerateResult, InputError, MiniPIC, Prompt
@@ -43,7 +44,9 @@ def ask(
     if not documents:
         note("no documents (--docs PATH...): the question is asked alone")
     with connected(base_url, api_key, cache_salt=cache_salt) as client:
-        prompt = Prompt.compose(documents, question, system=system, layout=layout, profile=served_profile(client))
+        profile = served_profile(client)
+        cut = cut_documents(documents, profile)
+        prompt = Prompt.compose(cut, question, system=system, layout=layout, profile=profile)
         answer = _Answer(client, prompt, max_tokens=max_tokens, temperature=temperature, echo=not as_json)
     if as_json:
         print_json(answer.to_json())

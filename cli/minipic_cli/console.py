@@ -7,7 +7,16 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 WIDE: Final = 120  # columns, where there is no terminal to ask
@@ -82,6 +91,22 @@ def progress(text: str, total: int) -> Iterator["Advance"]:
     hidden = _State.quiet or not console.is_terminal
     with Progress(*columns, console=console, disable=hidden, transient=True) as bar:
         yield Advance(bar, bar.add_task(text, total=total))
+
+
+@contextmanager
+def reading(text: str, size: int) -> Iterator["Advance"]:
+    """A bar over so many bytes, with the rate and the time left; nothing off a terminal."""
+    console = err()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    hidden = _State.quiet or not console.is_terminal
+    with Progress(*columns, console=console, disable=hidden, transient=True) as bar:
+        yield Advance(bar, bar.add_task(text, total=size or None))
 
 
 class Advance:

@@ -11,9 +11,10 @@ from minipic_cli import options
 from minipic_cli.blockmap import block_map
 from minipic_cli.connection import connected, served_profile
 from minipic_cli.console import note, out, print_json, table
+from minipic_cli.corpus.settings import cut_documents
 from minipic_cli.documents import read_documents
 from minipic_cli.errors import CLIError, UsageError
-from minipic_sdk import APIError, ModelProfile, Prompt, SpanStatus
+from minipic_sdk import APIError, Document, ModelProfile, Prompt, SpanStatus
 
 _PREVIEW: Final = 34  # characters of a segment's text
 _COMPOSE: Final = ("docs", "question", "system", "tools", "history", "memory", "layout", "template_options")
@@ -59,7 +60,7 @@ def inspect(
             raise UsageError("give either --docs or --compose")
         given |= _arguments(arguments) | ({"question": question} if question is not None else {})
     if model is not None:
-        seen = Seen(Prompt.compose(**given, profile=ModelProfile.from_directory(model)), None)
+        seen = Seen(_compose(given, ModelProfile.from_directory(model)), None)
     else:
         seen = _ask(given, base_url, api_key, cache_salt)
     if as_json:
@@ -167,14 +168,23 @@ def _ask(given: Mapping[str, Any], base_url: str | None, api_key: str | None, sa
     try:
         with connected(base_url, api_key, cache_salt=salt, max_retries=0) as client:
             profile = served_profile(client)
-            prompt = Prompt.compose(**given, profile=profile)
+            prompt = _compose(given, profile)
             found = client.lookup(prompt).spans if prompt.has_spans else ()
             return Seen(prompt, None if any(s.status == "rejected" for s in found) else found)
     except CLIError as error:
         if base_url is not None or not isinstance(error.__cause__, APIError):
             raise
         note(f"no server ({error.__cause__}): composed for the bundled model, what is cached is unknown")
-    return Seen(Prompt.compose(**given, profile=ModelProfile.default()), None)
+    return Seen(_compose(given, ModelProfile.default()), None)
+
+
+def _compose(given: Mapping[str, Any], profile: ModelProfile) -> Prompt:
+    """As `minipic ask` does; documents of --compose stay as they are."""
+    docs = given["docs"]
+    if docs and all(isinstance(d, Document) for d in docs):
+        docs = cut_documents(docs, profile)
+    arguments: dict[str, Any] = {**given, "docs": docs}
+    return Prompt.compose(**arguments, profile=profile)
 
 
 def _arguments(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from minipic_cli import ask, bench, console, demo, doctor, inspect, options, serve, warm
+from minipic_cli.corpus import commands as corpus
 from minipic_sdk.errors import MiniPICError
 
 INTERRUPTED: Final = 130
@@ -45,7 +46,7 @@ def _root(
     """Serve a model with position-free KV caching, and ask it about documents in any order."""
 
 
-for module in (demo, serve, warm, ask, inspect, bench, doctor):
+for module in (demo, serve, warm, corpus, ask, inspect, bench, doctor):
     module.add_to(app)
 
 

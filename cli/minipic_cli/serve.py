@@ -11,7 +11,9 @@ import typer
 
 from minipic_cli import options
 from minipic_cli.console import note
+from minipic_cli.corpus.sources import expand
 from minipic_cli.errors import CLIError, UsageError
+from minipic_cli.servers import warm_when_up
 
 VLLM_VERSION: Final = "0.32.0"
 DEFAULT_PORT: Final = 8000
@@ -48,6 +50,17 @@ def serve(
         typer.Option(metavar="KEY", envvar="MINIPIC_API_KEY", help="Ask clients for this key."),
     ] = None,
     block_size: Annotated[int, typer.Option(help="Tokens per KV block: 16, 32 or 64.")] = 16,
+    warm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--warm",
+            metavar="PATH",
+            help="Prefill these documents as soon as the server is up (`minipic warm`); repeatable.",
+        ),
+    ] = None,
+    pin_share: Annotated[
+        float, typer.Option(metavar="SHARE", help="Of the KV cache, that clients may pin documents in.", min=0, max=1)
+    ] = 0.5,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve a model with position-free KV caching, over vLLM's OpenAI-compatible API.
@@ -72,9 +85,13 @@ def serve(
         note(f"serving {served.name} on {where}; ready in about 40 s on a CPU. Then, in another terminal:")
         target = "" if port == DEFAULT_PORT else f"--base-url {where} "
         note(f'  minipic ask {target}"What is a generator?" --docs README.md')
+    if warm:
+        expand(warm)  # what doesn't exist is said now, not when the server is up
+        local = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        warm_when_up(f"http://{local}:{port}", warm, api_key, quiet=quiet)
     from minipic_cli.serving import run_server
 
-    run_server(served.model, ["--host", host, "--port", str(port), *given], block_size)
+    run_server(served.model, ["--host", host, "--port", str(port), *given], block_size, pin_share)
 
 
 def check_vllm() -> None:

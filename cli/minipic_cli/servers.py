@@ -127,6 +127,22 @@ def telling_line(log: str) -> str:
     return (found or lines or ["it said nothing"])[-1][:400]
 
 
+def warm_when_up(url: str, paths: Sequence[str], api_key: str | None, *, quiet: bool) -> "subprocess.Popen[bytes]":
+    """`minipic warm` beside a server that is starting in this process; it ends with the server."""
+    command = [sys.executable, "-m", "minipic_cli", "warm", "--wait", str(int(START_S)), "--base-url", url, *paths]
+    environment = {k: v for k, v in os.environ.items() if k not in _PLUGIN}
+    if api_key:
+        environment["MINIPIC_API_KEY"] = api_key
+    # Not stdout: the server's own output may be read by a program.
+    return subprocess.Popen(
+        [*command, *(["--quiet"] if quiet else [])],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL if quiet else sys.stderr.fileno(),
+        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+    )
+
+
 def minipic_server(
     model: str | None, options: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Server:

@@ -15,13 +15,14 @@ from minipic_sdk.errors import ProfileError
 _MODULE = "vllm.entrypoints.openai.api_server"
 
 
-def run_server(model: str, options: Sequence[str], block_size: int) -> None:
+def run_server(model: str, options: Sequence[str], block_size: int, pin_share: float) -> None:
     """Serve until interrupted.
 
     Args:
         model: a directory or a hub id.
         options: of vLLM's server.
         block_size: tokens per KV block.
+        pin_share: of the KV cache, that spans may be pinned in.
 
     Raises:
         CLIError: the model or an option can't be served with spans.
@@ -36,6 +37,7 @@ def run_server(model: str, options: Sequence[str], block_size: int) -> None:
             block_size=block_size,
             control_tokens=tuple(profile.control_tokens),
             fingerprint=profile.fingerprint,
+            pin_share=pin_share,
         )
     except (ProfileError, ValueError) as error:
         raise CLIError(f"{model} can't be served: {error}") from error

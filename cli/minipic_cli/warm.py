@@ -1,18 +1,27 @@
 """``minipic warm``: prefill documents, so that the first question about them is fast."""
 
-from pathlib import Path
-from typing import Annotated, Any
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Annotated, Any, Final
 
 import typer
 
 from minipic_cli import options
 from minipic_cli.connection import connected
-from minipic_cli.console import note, out, print_json, progress, table
-from minipic_cli.documents import read_documents
+from minipic_cli.console import error, note, out, print_json, reading, table
+from minipic_cli.corpus import settings
+from minipic_cli.corpus.chunking import DEFAULT_TOKENS
+from minipic_cli.corpus.entry import default_path
+from minipic_cli.corpus.manifest import Manifest
+from minipic_cli.corpus.room import Room
+from minipic_cli.corpus.sources import FORMATS, STDIN, expand, of_stdin, scope, size_of, walk
+from minipic_cli.corpus.warming import SHOWN, Send, Totals, Warmer
 from minipic_cli.errors import CLIError
-from minipic_sdk import Document, MiniPIC, NotFoundError, SpanStatus
+from minipic_sdk import APIConnectionError, MiniPIC, MiniPICError, ModelProfile, NotFoundError
 
-_AT_ONCE = 16  # documents a request: small enough that the bar moves and ^C loses little
+_POLL_S: Final = 1.0
 
 
 def add_to(app: typer.Typer) -> None:
@@ -22,62 +31,159 @@ def add_to(app: typer.Typer) -> None:
 
 def warm(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Text or Markdown files, or directories of them.")
+        list[str],
+        typer.Argument(
+            metavar="PATH...",
+            help="Text, Markdown, HTML, PDF or JSONL files, directories of them, globs, or - for stdin.",
+        ),
     ],
+    chunk_tokens: settings.ChunkTokens = DEFAULT_TOKENS,
+    format: settings.FormatName = None,
+    encoding: settings.Encoding = None,
+    manifest: settings.ManifestFile = None,
+    no_manifest: Annotated[
+        bool, typer.Option("--no-manifest", help="Note nothing; read everything each time.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Compute nothing: say how much it is and whether that fits into the cache."),
+    ] = False,
+    pin: Annotated[bool, typer.Option("--pin", help="Keep them in the cache until `minipic corpus unpin`.")] = False,
+    ttl: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Keep them in the cache for so long.", min=0.001)
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Wait so long for the server to be up.", show_default=False)
+    ] = 0,
     cache_salt: options.Salt = None,
     base_url: options.BaseUrl = None,
     api_key: options.ApiKey = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Prefill documents on the server; each file is a span of its own, reusable at any place of any prompt.
+    """Prefill documents on the server; each file or chunk is a span, reusable at any place of any prompt.
 
-    Interrupted or run again, it goes on where it stopped: what is cached is not computed twice.
+    Run it again after documents changed, after ^C or after the server was restarted: what is warm is not computed
+    twice, what is unchanged is not read again.
     """
-    documents = read_documents(paths)
-    with connected(base_url, api_key, cache_salt=cache_salt) as client:
+    found = expand(paths)
+    kind = settings.format_of(format)
+    settings.check_encoding(encoding)
+    with ExitStack() as stack:
+        client = stack.enter_context(connected(base_url, api_key, cache_salt=cache_salt))
+        profile = _profile(client, wait, dry=dry_run and base_url is None)
+        limit = settings.chunk_limit(chunk_tokens, profile.served)
+        path = None if no_manifest or dry_run else manifest or default_path()
+        noted = stack.enter_context(Manifest(path))
+        files = [p for p in found if p != STDIN]
+        bar = stack.enter_context(reading("reading" if dry_run else "warming", size_of(files)))
+        warmer = Warmer(
+            noted,
+            profile.served,
+            _sender(client, dry=dry_run, pin=pin, ttl=ttl) if profile.up else None,
+            chunk_tokens=limit,
+            salt=cache_salt,
+            encoding=encoding,
+            advance=bar,
+            pinned=pin or ttl is not None,
+            ttl=ttl,
+        )
         try:
-            client.profile()
+            warmer.run(walk(files, kind), scope(files))
+            if STDIN in found:
+                source, held = of_stdin(kind)
+                with held:
+                    warmer.run(iter((source,)), scope(()))
+        except (KeyboardInterrupt, MiniPICError) as stop:
+            _stopped(warmer, stop)
+            raise
+        needs = noted.distinct(warmer.target)
+        room = Room.of(client.stats() if profile.up else {}, needs[1])
+    _report(warmer, room, needs, as_json=as_json, dry=dry_run)
+    _end(warmer, found)
+
+
+class _Profile:
+    def __init__(self, served: ModelProfile, *, up: bool) -> None:
+        self.served, self.up = served, up
+
+
+def _profile(client: MiniPIC, wait: float, *, dry: bool) -> _Profile:
+    """The server's profile, once it is up; without a server a dry run takes the bundled model's."""
+    until = time.monotonic() + wait
+    while True:
+        try:
+            return _Profile(client.profile(), up=True)
         except NotFoundError as error:
             raise CLIError(
                 f"{client.base_url} has no MiniPIC plugin, so there is nothing to warm: serve with `minipic serve`"
             ) from error
-        statuses = _warm(client, documents)
+        except APIConnectionError as error:
+            if time.monotonic() < until:
+                time.sleep(_POLL_S)
+            elif dry:
+                note(f"no server ({error}): counted for the bundled model, what is cached is unknown")
+                return _Profile(ModelProfile.default(), up=False)
+            else:
+                raise
+
+
+def _sender(client: MiniPIC, *, dry: bool, pin: bool, ttl: float | None) -> Send:
+    return client.lookup if dry else partial(client.warm, pin=pin, ttl=ttl)
+
+
+def _stopped(warmer: Warmer, why: BaseException) -> None:
+    """Say what is done; the reason itself is said by whoever ends the command."""
+    totals = warmer.totals
+    done = totals.hit + totals.computed
+    if done:
+        word = "interrupted" if isinstance(why, KeyboardInterrupt) else "stopped"
+        note(f"{word}: {done} chunks of {totals.documents} documents are warm; run it again to go on")
+
+
+def _report(warmer: Warmer, room: Room, needs: tuple[int, int], *, as_json: bool, dry: bool) -> None:
+    totals = warmer.totals
+    body: dict[str, Any] = totals.to_json()
+    body["distinct"] = {"tokens": needs[0], **room.to_json()}
     if as_json:
-        print_json(_summary(statuses))
-    else:
-        _show(statuses)
-    if any(s.status == "rejected" for s in statuses):
+        rejected = [{"name": name, "reason": why} for name, why in warmer.rejected]
+        print_json({**body, "dry_run": dry, "failures": warmer.failures, "rejections": rejected})
+        return
+    columns = ("document", "change", "chunks", "tokens", "blocks", "status", "reason")
+    shown = table(*columns, right=("chunks", "tokens", "blocks"))
+    for row in warmer.rows:
+        numbers = (str(row.chunks), str(row.tokens), str(row.blocks))
+        shown.add_row(row.name, row.change, *numbers, row.status, row.reason or "")
+    console = out()
+    console.print(shown, markup=False)
+    if totals.documents > SHOWN:
+        console.print(f"... and {totals.documents - SHOWN} more: `minipic corpus ls` has them all", markup=False)
+    console.print(_summary(totals, dry=dry), markup=False, soft_wrap=True)
+    what = "together" if dry else "all that is in the manifest"
+    console.print(room.sentence(what), markup=False, soft_wrap=True)
+
+
+def _summary(totals: Totals, *, dry: bool) -> str:
+    chunks = "" if totals.chunks == totals.documents else f" in {totals.chunks} chunks"
+    text = f"{totals.documents} documents{chunks}, {totals.tokens} tokens: "
+    if dry:
+        return text + f"{totals.hit} are warm, {totals.chunks - totals.hit} would be computed"
+    text += f"{totals.computed} computed, {totals.hit} were warm, {totals.rejected} rejected"
+    if totals.refilled:
+        text += f"; {totals.refilled} had been evicted or lost by a restart and are refilled"
+    if totals.vanished:
+        text += f"; {totals.vanished} documents are gone from disk (`minipic corpus rm --vanished`)"
+    return text
+
+
+def _end(warmer: Warmer, paths: Sequence[str]) -> None:
+    """The exit code: 1 if anything that was named could not be used."""
+    totals = warmer.totals
+    for why in warmer.failures:
+        error(why)
+    if totals.failed or totals.rejected:
         raise typer.Exit(1)
-
-
-def _warm(client: MiniPIC, documents: list[Document]) -> list[SpanStatus]:
-    statuses: list[SpanStatus] = []
-    try:
-        with progress("warming", len(documents)) as advance:
-            for start in range(0, len(documents), _AT_ONCE):
-                batch = documents[start : start + _AT_ONCE]
-                statuses += client.warm(batch).spans
-                advance(len(batch))
-    except KeyboardInterrupt:
-        note(f"interrupted: {len(statuses)} of {len(documents)} documents are warm; run it again to go on")
-        raise
-    return statuses
-
-
-def _summary(statuses: list[SpanStatus]) -> dict[str, Any]:
-    counts = {name: sum(s.status == name for s in statuses) for name in ("hit", "computed", "rejected")}
-    tokens = sum(s.tokens for s in statuses)
-    return {"documents": len(statuses), **counts, "tokens": tokens, "spans": [s.to_json() for s in statuses]}
-
-
-def _show(statuses: list[SpanStatus]) -> None:
-    shown = table("document", "tokens", "blocks", "status", "reason", right=("tokens", "blocks"))
-    for s in statuses:
-        shown.add_row(s.name, str(s.tokens), str(s.blocks), s.status, s.reason or "")
-    out().print(shown, markup=False)
-    summary = _summary(statuses)
-    out().print(
-        f"{summary['documents']} documents, {summary['tokens']} tokens: {summary['computed']} computed, "
-        f"{summary['hit']} were warm, {summary['rejected']} rejected"
-    )
+    if not totals.documents and not totals.vanished:
+        where = paths[0] if len(paths) == 1 else "these paths"
+        has = "has" if len(paths) == 1 else "have"
+        raise CLIError(f"{where} {has} no documents: MiniPIC reads {', '.join(sorted(FORMATS))}")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
 
 import httpx
@@ -19,6 +20,7 @@ from minipic_sdk.wire import (
     REQUESTS_PATH,
     SPANS_PATH,
     STATS_PATH,
+    UNPIN_PATH,
     SpansRequest,
     SpanStatus,
 )
@@ -56,6 +58,7 @@ class FakeServer:
         profile: ModelProfile | None = None,
         kind: Kind = "minipic",
         api_key: str | None = None,
+        blocks: int = 1 << 20,
     ) -> None:
         """Make one.
 
@@ -64,13 +67,16 @@ class FakeServer:
             profile: by default ``fake_profile()``.
             kind: with the plugin, vLLM without it, or another server with a chat route only.
             api_key: what it asks for.
+            blocks: KV blocks that it says it has; it never evicts, but lets no more than half of them be pinned.
         """
         self.profile = profile or fake_profile()
         self.requests: list[Recorded] = []
         self._reply = reply
         self._kind = kind
         self._api_key = api_key
+        self._blocks = blocks
         self._seen: set[_Cached] = set()
+        self._pins: dict[_Cached, tuple[int, float | None]] = {}  # blocks, seconds
         self._statuses: dict[str, list[SpanStatus]] = {}
         self._failures: list[httpx.Response | Exception] = []
         self._cut_after: int | None = None
@@ -97,8 +103,9 @@ class FakeServer:
         self._cut_after = after
 
     def evict(self) -> None:
-        """Forget every span."""
+        """Forget every span, pinned ones too, as a restart does."""
         self._seen.clear()
+        self._pins.clear()
 
     def _handle(self, request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content) if request.content else None
@@ -134,10 +141,13 @@ class FakeServer:
         if self._kind == "minipic":
             if path == PROFILE_PATH:
                 return httpx.Response(200, json=self.profile.to_json())
-            if path in (SPANS_PATH, LOOKUP_PATH):
-                return _spans(self._look_at(body, computes=path == SPANS_PATH))
+            if path in (SPANS_PATH, LOOKUP_PATH, UNPIN_PATH):
+                return _spans(self._look_at(body, path))
             if path == STATS_PATH:
-                return httpx.Response(200, json={"resident": len(self._seen)})
+                pinned = sum(blocks for blocks, _ in self._pins.values())
+                held = {"resident": len(self._seen), "blocks": self._blocks, "block_bytes": 1 << 14}
+                held |= {"pinned_spans": len(self._pins), "pinned_blocks": pinned, "pin_limit": self._blocks // 2}
+                return httpx.Response(200, json=held)
             if path.startswith(REQUESTS_PATH) and (found := self._statuses.get(path.removeprefix(REQUESTS_PATH))):
                 return _spans(found)
         raise _RefusedError(404, "Not Found")
@@ -209,7 +219,7 @@ class FakeServer:
                 f"stale profile {fingerprint}: this server has {self.profile.fingerprint}; fetch it again",
             )
 
-    def _look_at(self, body: object, *, computes: bool) -> list[SpanStatus]:
+    def _look_at(self, body: object, path: str) -> list[SpanStatus]:
         try:
             asked = SpansRequest.from_json(body)
         except MiniPICError as error:
@@ -224,7 +234,20 @@ class FakeServer:
                 found.append(SpanStatus(name, "rejected", "it holds a control token", tokens=0, blocks=0))
                 continue
             salt = None if span.public else asked.cache_salt
-            found.append(self._status(ids, anchor, name, salt, computes=computes))
+            cached = span_key(self.profile.fingerprint, anchor, ids), salt
+            blocks = -(-(len(ids) + 1) // self.profile.block_size)
+            if path == UNPIN_PATH:
+                self._pins.pop(cached, None)
+            elif path == SPANS_PATH and (asked.pin or asked.ttl is not None):
+                taken = sum(n for key, (n, _) in self._pins.items() if key != cached)
+                if taken + blocks > self._blocks // 2:
+                    why = f"pinned spans may take {self._blocks // 2} KV blocks, {taken} are taken"
+                    found.append(SpanStatus(name, "rejected", why, len(ids), blocks, pinned=False))
+                    continue
+                self._pins[cached] = blocks, asked.ttl
+            status = self._status(ids, anchor, name, salt, computes=path == SPANS_PATH)
+            left = self._pins.get(cached, (0, None))[1]
+            found.append(replace(status, pinned=cached in self._pins, expires_in=left))
         return found
 
     def _status(

@@ -19,6 +19,7 @@ class SpanConfig:
     block_size: int  # tokens per KV block
     fingerprint: str  # of the served profile; "" when it has none (bare engines in tests)
     model: str  # what the cached keys and values belong to: part of every span's hash domain
+    pin_share: float = 0.5  # of the KV blocks, that spans may be pinned in
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form for ``--additional-config``."""

@@ -12,6 +12,7 @@ from minipic_server.config import KEY, SpanConfig
 from minipic_server.envs import SWITCH
 
 DEFAULT_BLOCK_SIZE = 16
+PIN_SHARE = 0.5
 
 
 def engine_kwargs(
@@ -22,6 +23,7 @@ def engine_kwargs(
     fingerprint: str | None = None,
     async_scheduling: bool | None = None,
     device: str | None = None,
+    pin_share: float = PIN_SHARE,
     **options: Any,
 ) -> dict[str, Any]:
     """Arguments for ``vllm.LLM(**engine_kwargs(model))``; also switches the plugin on in this process.
@@ -33,11 +35,14 @@ def engine_kwargs(
         fingerprint: of the profile that requests must match; by default the model's profile's.
         async_scheduling: as vLLM's option; by default vLLM's own default for the platform.
         device: "cpu" or "cuda"; by default what torch finds.
+        pin_share: of the KV cache, that clients may pin spans in; 0 to 1.
         options: further vLLM engine arguments; they win over ours where they don't contradict spans.
 
     Raises:
-        ValueError: an option that the plugin itself must set.
+        ValueError: an option that the plugin itself must set, or a share that is none.
     """
+    if not 0 <= pin_share <= 1:
+        raise ValueError(f"pin_share must be between 0 and 1, got {pin_share}")
     if control_tokens is None:
         from minipic_sdk.profile import ModelProfile
 
@@ -54,7 +59,7 @@ def engine_kwargs(
 
         # Asking torch would touch CUDA, and vLLM's engine process, a fork, could not use it any more.
         device = "cuda" if current_platform.is_cuda() else "cpu"
-    config = SpanConfig(control, block_size, fingerprint or "", model)
+    config = SpanConfig(control, block_size, fingerprint or "", model, pin_share)
     scheduler = "SpanScheduler" if async_scheduling is False else "AsyncSpanScheduler"
     kwargs: dict[str, Any] = {
         "model": model,

@@ -49,6 +49,9 @@ class SpanMetrics(Collector):
         resident = GaugeMetricFamily("minipic:free_blocks", "KV blocks free, cached ones among them.", labels=labels)
         resident.add_metric(values, self._last.get("free_blocks", 0))
         yield resident
+        pinned = GaugeMetricFamily("minipic:pinned_blocks", "KV blocks of pinned spans.", labels=labels)
+        pinned.add_metric(values, self._last.get("pinned_blocks", 0))
+        yield pinned
         shares = self._last.get("hit_shares", [])
         if shares:
             share = HistogramMetricFamily(

@@ -13,12 +13,15 @@ from minipic_sdk.errors import MiniPICError
 from minipic_sdk.profile import ModelProfile
 from minipic_sdk.protocol import XARGS_KEY, RequestMeta
 from minipic_server.config import SpanConfig
+from minipic_server.pins import ABSENT
 from minipic_server.validation import InvalidSpanRequest, ProfileMismatch
 
 if TYPE_CHECKING:
     from minipic_server.routes import SpanIn, SpansIn
 
 PACKED_TOKENS = 8192  # spans prefilled by one request, at most: small enough to interleave with decoding
+
+PIN_ATTEMPTS = 3  # times a span is computed, when it is evicted before it can be pinned
 
 Ask = Callable[[str, Any], Awaitable[Any]]
 
@@ -47,21 +50,42 @@ class SpanService:
         """Resident, partial, absent or rejected, per span."""
         return [found for found, _ in await self._look_up(body)]
 
-    async def prefill(self, body: "SpansIn") -> list[dict[str, Any]]:
-        """Prefill what isn't resident, packed into few requests; waits for all of it."""
+    async def unpin(self, body: "SpansIn") -> list[dict[str, Any]]:
+        """Let go of pinned spans; what is known of each afterwards."""
         looked = await self._look_up(body)
+        await self.ask("unpin", [self._asked(body, i, ids) for i, (_, ids) in enumerate(looked) if ids])
+        return await self.lookup(body)
+
+    async def prefill(self, body: "SpansIn") -> list[dict[str, Any]]:
+        """Prefill what isn't resident, packed into few requests, and pin it if asked to; waits for all of it."""
+        looked = await self._look_up(body)
+        refused: dict[str, str] = {}  # by key: why it can't be pinned
+        if body.holds:
+            if self._adapter(body.model) is not None:
+                raise InvalidSpanRequest("spans of adapters can't be pinned")
+            await self._refuse(body, looked, refused)
         missing: dict[str, int] = {}
+        there: dict[str, int] = {}
         for i, (found, ids) in enumerate(looked):
-            if ids and found["status"] != "resident":
-                missing.setdefault(found["key"], i)
+            if ids and found["key"] not in refused:
+                (there if found["status"] == "resident" else missing).setdefault(found["key"], i)
+        if body.holds:
+            lost = await self._pin(body, [(i, looked[i][1]) for i in there.values()], looked, refused)
+            missing |= {looked[i][0]["key"]: i for i, _ in lost}
         packs = self._pack([(i, looked[i][1]) for i in missing.values()])
-        reasons = await asyncio.gather(*(self._prefill(body, pack) for pack in packs))
+        reasons = await asyncio.gather(*(self._fill(body, pack, looked, refused) for pack in packs))
         why = {i: reason for pack in reasons for i, reason in pack.items()}
         out: list[dict[str, Any]] = []
         for i, (found, _) in enumerate(looked):
             if found["status"] == "rejected":
                 out.append(found)
                 continue
+            if found["key"] in refused:
+                reason = refused[found["key"]]
+                out.append({**found, "status": "rejected", "reason": reason, "pinned": False, "expires_in": None})
+                continue
+            if body.holds:
+                found |= {"pinned": True, "expires_in": body.ttl}
             first = missing.get(found["key"])
             status = "hit" if first != i else "computed"
             out.append({**found, "status": status, "reason": why.get(i) if status == "computed" else None})
@@ -82,19 +106,64 @@ class SpanService:
                 continue
             visible = len(ids) - 1 - ids.count(self._config.control.pad)
             out.append(({**found, "tokens": visible}, ids))
-        anchor = self._anchor(body)
-        asked = [
-            {"ids": ids, "anchor": anchor, "salt": None if span.public else body.cache_salt}
-            for (_, ids), span in zip(out, body.spans, strict=True)
-            if ids
-        ]
+        asked = [self._asked(body, i, ids) for i, (_, ids) in enumerate(out) if ids]
         answers = iter(await self.ask("lookup", asked))
         for found, ids in out:
             if ids:
-                key, blocks, resident = next(answers)
+                key, blocks, resident, pinned, left = next(answers)
                 status = "resident" if resident == blocks else "partial" if resident else "absent"
                 found |= {"key": key, "status": status, "blocks": blocks, "resident_blocks": resident}
+                found |= {"pinned": pinned, "expires_in": left}
         return out
+
+    def _asked(self, body: "SpansIn", number: int, ids: list[int]) -> dict[str, Any]:
+        """A span as the scheduler is asked about it."""
+        salt = None if body.spans[number].public else body.cache_salt
+        return {"ids": ids, "anchor": self._anchor(body), "salt": salt}
+
+    async def _refuse(
+        self, body: "SpansIn", looked: list[tuple[dict[str, Any], list[int]]], refused: dict[str, str]
+    ) -> None:
+        """Find the spans that there is no room to pin, before anything is computed for them."""
+        asked = [(found["key"], self._asked(body, i, ids)) for i, (found, ids) in enumerate(looked) if ids]
+        answers = await self.ask("room", [span for _, span in asked])
+        refused |= {key: why for (key, _), why in zip(asked, answers, strict=True) if why is not None}
+
+    async def _pin(
+        self,
+        body: "SpansIn",
+        spans: list[tuple[int, list[int]]],
+        looked: list[tuple[dict[str, Any], list[int]]],
+        refused: dict[str, str],
+    ) -> list[tuple[int, list[int]]]:
+        """Pin resident spans; those that aren't resident any more are returned."""
+        payload = {"spans": [self._asked(body, i, ids) for i, ids in spans], "ttl": body.ttl}
+        answers = await self.ask("pin", payload) if spans else []
+        refused |= {
+            looked[i][0]["key"]: why
+            for (i, _), why in zip(spans, answers, strict=True)
+            if why is not None and why != ABSENT
+        }
+        return [span for span, why in zip(spans, answers, strict=True) if why == ABSENT]
+
+    async def _fill(
+        self,
+        body: "SpansIn",
+        pack: list[tuple[int, list[int]]],
+        looked: list[tuple[dict[str, Any], list[int]]],
+        refused: dict[str, str],
+    ) -> dict[int, str | None]:
+        """Prefill a pack and pin it at once: under pressure it could be evicted again by the next one."""
+        reasons: dict[int, str | None] = {}
+        for _ in range(PIN_ATTEMPTS):
+            reasons = {**await self._prefill(body, pack), **reasons}
+            pack = await self._pin(body, pack, looked, refused) if body.holds else []
+            if not pack:
+                return reasons
+        refused |= {
+            looked[i][0]["key"]: "evicted again before it could be pinned: the cache is too small" for i, _ in pack
+        }
+        return reasons
 
     def _anchor(self, body: "SpansIn") -> list[int]:
         own = body.anchor_token_ids

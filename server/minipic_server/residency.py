@@ -12,8 +12,8 @@ _LOOK_AHEAD = 4  # times as many blocks are looked at as are needed, when many o
 class Residency:
     """Which blocks are in the prefix cache, and which of them go next."""
 
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
+    def __init__(self, pool: BlockPool, block_bytes: int = 0) -> None:
+        self._pool, self._block_bytes = pool, block_bytes
 
     def has(self, block_hash: bytes) -> bool:
         """Whether a block with this hash can be hit now; blocks scheduled in this very step count."""
@@ -52,8 +52,9 @@ class Residency:
             queue.append(block)
 
     def usage(self) -> dict[str, float]:
-        """Blocks of the pool: in total, free (cached ones among them), and the share in use."""
+        """Blocks of the pool: in total, free (cached ones among them), bytes of each, and the share in use."""
         return {
+            "block_bytes": self._block_bytes,
             "blocks": self._pool.num_gpu_blocks,
             "free_blocks": self._pool.get_num_free_blocks(),
             "usage": self._pool.get_usage(),

@@ -47,6 +47,13 @@ class SpansIn(BaseModel):
     cache_salt: str | None = None
     fingerprint: str | None = None
     model: str | None = None  # a served LoRA adapter's name, or the base model
+    pin: bool = False  # keep the spans until they are unpinned; only where they are prefilled
+    ttl: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # keep them for so many seconds
+
+    @property
+    def holds(self) -> bool:
+        """Whether the spans are to be pinned, for ever or for a time."""
+        return self.pin or self.ttl is not None
 
 
 @router.get("/profile")
@@ -65,6 +72,12 @@ async def spans(request: Request, body: SpansIn) -> dict[str, Any]:
 async def lookup(request: Request, body: SpansIn) -> dict[str, Any]:
     """What is resident; computes nothing. Per span: resident, partial, absent or rejected."""
     return {"spans": await _service(request).lookup(body)}
+
+
+@router.post("/spans/unpin")
+async def unpin(request: Request, body: SpansIn) -> dict[str, Any]:
+    """Let eviction take spans again; they stay cached until it does. Answers as the look-up does."""
+    return {"spans": await _service(request).unpin(body)}
 
 
 @router.get("/stats")

@@ -26,6 +26,7 @@ from vllm.v1.request import Request, RequestStatus
 from minipic_server.arrange import arrange
 from minipic_server.config import SpanConfig
 from minipic_server.hashing import SpanHasher
+from minipic_server.pins import Pins, pin_limit
 from minipic_server.refusals import check_config
 from minipic_server.residency import Residency
 from minipic_server.state import SpanState, known_state
@@ -52,7 +53,10 @@ class _SpanScheduling(Scheduler):
         check_config(self.vllm_config)
         self.span_config = config
         self.span_hasher = SpanHasher(config, get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo), None)
-        self.residency = Residency(self.kv_cache_manager.block_pool)
+        self.residency = Residency(self.kv_cache_manager.block_pool, self._block_bytes())
+        longest = -(-self.vllm_config.model_config.max_model_len // self.block_size)
+        pool = self.kv_cache_manager.block_pool
+        self.pins = Pins(pool, pin_limit(pool.num_gpu_blocks, config.pin_share, longest))
         self.history = SpanHistory()
         self.span_log: dict[str, list[dict[str, object]]] = {}
         self.span_counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
@@ -61,6 +65,12 @@ class _SpanScheduling(Scheduler):
         self._wanted: Counter[bytes] = Counter()  # blocks of the spans of all unfinished requests
         self._span_requests = 0  # unfinished
         self._asked: tuple[Request, SpanState, list[str]] | None = None  # looked up last, see _admitted
+
+    def _block_bytes(self) -> int:
+        """Of one KV block, over all layers and tensor-parallel ranks."""
+        config = self.kv_cache_config
+        own = sum(g.kv_cache_spec.page_size_bytes * len(g.layer_names) for g in config.kv_cache_groups)
+        return own * self.vllm_config.parallel_config.tensor_parallel_size
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
@@ -140,6 +150,7 @@ class _SpanScheduling(Scheduler):
         return False
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        self.pins.expire()
         if self._wanted and self.waiting and len(self.running) < self.max_num_active_reqs:
             self.residency.spare(self._wanted, self.max_num_scheduled_tokens // self.block_size + len(self.running))
         output = super().schedule(*args, **kwargs)
@@ -156,7 +167,9 @@ class _SpanScheduling(Scheduler):
             # Priority preemption can take back a chunk scheduled in this very step, whose blocks are published
             # already and will never be written; blocks from earlier steps are below num_computed_tokens.
             blocks = self.kv_cache_manager.get_block_ids(request.request_id)[0]
-            self.kv_cache_manager.evict_blocks(set(blocks[request.num_computed_tokens // self.block_size :]))
+            unwritten = set(blocks[request.num_computed_tokens // self.block_size :])
+            self.pins.forget(unwritten)
+            self.kv_cache_manager.evict_blocks(unwritten)
         super()._preempt_request(request, *args, **kwargs)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
@@ -196,14 +209,26 @@ class _SpanScheduling(Scheduler):
         if len(self.span_log) > REQUESTS_REMEMBERED:
             del self.span_log[next(iter(self.span_log))]
 
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """Forget everything, what is pinned too: vLLM refuses while any block is held."""
+        self.pins.clear()
+        return super().reset_prefix_cache(*args, **kwargs)
+
     def minipic(self, operation: str, payload: Any) -> Any:
         """Answer a question of the HTTP routes; reached through ``EngineCore.minipic``."""
+        self.pins.expire()  # an engine without requests does not schedule; the metrics ask every second
         if operation == "lookup":
-            return [self._lookup(**span) for span in payload]
+            return [self._lookup(*self._chain(**span)) for span in payload]
+        if operation == "room":
+            return self.pins.room(self._chain(**span) for span in payload)
+        if operation == "pin":
+            return [self.pins.pin(self._chain(**span), payload["ttl"]) for span in payload["spans"]]
+        if operation == "unpin":
+            return [self.pins.unpin(self._chain(**span)[-1]) for span in payload]
         if operation == "statuses":
             return self._statuses(payload)
         if operation == "stats":
-            return {**self.span_counts, "hit_shares": self.hit_shares, **self.residency.usage()}
+            return {**self.span_counts, "hit_shares": self.hit_shares, **self.residency.usage(), **self.pins.usage()}
         raise ValueError(f"unknown operation {operation!r}")
 
     def _statuses(self, request_id: str) -> list[dict[str, object]] | None:
@@ -211,10 +236,13 @@ class _SpanScheduling(Scheduler):
         found = (log for own, log in self.span_log.items() if own == request_id or own.startswith(f"{request_id}-"))
         return next(found, None)
 
-    def _lookup(self, ids: list[int], anchor: list[int], salt: str | None) -> tuple[str, int, int]:
-        """Key, blocks and leading resident blocks of a span; computes nothing and refreshes nothing."""
-        hashes = self.span_hasher.span_chain(ids, tuple(anchor), salt)
-        return hashes[-1].hex()[:KEY_DIGITS], len(hashes), self.residency.leading(hashes)
+    def _chain(self, ids: list[int], anchor: list[int], salt: str | None) -> list[bytes]:
+        """Hashes of a span's blocks."""
+        return [*self.span_hasher.span_chain(ids, tuple(anchor), salt)]
+
+    def _lookup(self, *hashes: bytes) -> tuple[str, int, int, bool, float | None]:
+        """Key, blocks and leading resident blocks of a span, its pin; computes nothing and refreshes nothing."""
+        return hashes[-1].hex()[:KEY_DIGITS], len(hashes), self.residency.leading(hashes), *self.pins.of(hashes[-1])
 
 
 class SpanScheduler(_SpanScheduling):

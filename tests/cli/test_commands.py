@@ -67,15 +67,15 @@ def test_warm_reports_and_does_nothing_twice(run, serve, docs: Path) -> None:
 
 def test_warm_cuts_many_documents_into_requests(run, serve, tmp_path: Path) -> None:
     server = serve(FakeServer())
-    for i in range(40):
-        (tmp_path / f"{i:02}.txt").write_text(f"document number {i}")
-    assert json.loads(run("warm", tmp_path, "--json").out)["computed"] == 40
+    for i in range(150):
+        (tmp_path / f"{i:03}.txt").write_text(f"document number {i}")
+    assert json.loads(run("warm", tmp_path, "--json").out)["computed"] == 150
     assert sum(r.path.endswith("/spans") for r in server.requests) == 3
 
 
 def test_interrupted_warming_says_how_far_it_came(run, serve, tmp_path: Path) -> None:
     server = serve(FakeServer())
-    for i in range(20):
+    for i in range(100):
         (tmp_path / f"{i:02}.txt").write_text(f"document number {i}")
     answer, spans = server._handle, []
 
@@ -90,7 +90,7 @@ def test_interrupted_warming_says_how_far_it_came(run, serve, tmp_path: Path) ->
     serve(server)
     done = run("warm", tmp_path)
     assert done.code == 130
-    assert "16 of 20 documents are warm" in done.err
+    assert "interrupted: 64 chunks" in done.err
     assert "Traceback" not in done.err
 
 
@@ -227,7 +227,7 @@ def test_without_a_command_the_help_goes_to_stderr(run) -> None:
 
 def test_version_and_help(run) -> None:
     assert re.fullmatch(r"minipic \d+\.\d+\.\d+\n", run("--version").out)
-    for command in ("serve", "warm", "ask", "inspect", "doctor", "demo", "bench"):
+    for command in ("serve", "warm", "ask", "inspect", "doctor", "demo", "bench", "corpus"):
         done = run(command, "--help")
         assert done.code == 0
         assert done.out.startswith(f"Usage: minipic {command}")

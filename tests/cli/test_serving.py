@@ -16,7 +16,8 @@ def handed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """What reaches ``run_server``."""
     got: dict = {}
     monkeypatch.setattr(
-        "minipic_cli.serving.run_server", lambda *args: got.update(zip(("model", "options", "size"), args, strict=True))
+        "minipic_cli.serving.run_server",
+        lambda *args: got.update(zip(("model", "options", "size", "pin_share"), args, strict=True)),
     )
     monkeypatch.setattr("minipic_cli.serving.run_module", lambda arguments: got.update(module=arguments))
     monkeypatch.setattr("minipic_cli.models.default_model_dir", lambda: tmp_path / "default")

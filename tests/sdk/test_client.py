@@ -29,6 +29,7 @@ from minipic_sdk import (
     SpansOffWarning,
 )
 from minipic_sdk.testing import FakeServer, fake_profile
+from minipic_sdk.wire import SpanQuery
 
 DOCS = ["The quokka lives on Rottnest.", Document("It eats grass.", name="diet")]
 
@@ -125,7 +126,7 @@ def test_warm_and_lookup(server: FakeServer, client: MiniPIC) -> None:
     assert client.lookup(compose(server)).count("resident") == 2
     assert client.generate(compose(server)).spans[0].status == "hit"
     assert client.warm([]).spans == ()
-    assert client.stats() == {"resident": 2}
+    assert client.stats()["resident"] == 2
 
 
 def test_warming_a_prompt_uses_its_own_anchor(server: FakeServer, client: MiniPIC) -> None:
@@ -489,3 +490,33 @@ def test_a_server_that_keeps_token_ids_to_itself(server: FakeServer) -> None:
         count = len(server.requests)
         client.generate(compose(server))
         assert len(server.requests) == count + 1  # remembered
+
+
+def test_pinning_and_unpinning() -> None:
+    server = FakeServer(blocks=16)
+    with MiniPIC(http_client=server.http_client()) as client:
+        pinned = client.warm(DOCS[1:], ttl=60)
+        assert [(s.status, s.pinned, s.expires_in) for s in pinned.spans] == [("computed", True, 60)]
+        assert [(s.pinned, s.expires_in) for s in client.warm(DOCS[1:], pin=True).spans] == [(True, None)]
+        too_much = client.warm(["Far more words than there is room for. " * 5], pin=True).spans[0]
+        assert (too_much.status, too_much.pinned) == ("rejected", False)
+        assert "pinned spans may take 8 KV blocks" in (too_much.reason or "")
+        assert client.stats()["pinned_spans"] == 1
+        assert [(s.status, s.pinned) for s in client.unpin(DOCS[1:]).spans] == [("resident", False)]
+        assert [s.pinned for s in client.lookup(DOCS).spans] == [False, False]
+
+
+@pytest.mark.parametrize("ttl", [0, -1, float("inf"), float("nan")])
+def test_a_ttl_must_be_a_time(server: FakeServer, ttl: float) -> None:
+    with MiniPIC(http_client=server.http_client()) as client, pytest.raises(InputError, match="ttl"):
+        client.warm(DOCS, ttl=ttl)
+    assert server.requests == []
+
+
+def test_spans_by_their_tokens(server: FakeServer) -> None:
+    ids = server.profile.encode("By tokens.\n\n")
+    with MiniPIC(http_client=server.http_client()) as client:
+        assert client.warm([SpanQuery(ids, name="mine"), "By tokens."]).count("hit") == 1
+        server.profile = fake_profile(32)
+        with pytest.raises(ProfileMismatchError):  # they can't be tokenised anew
+            client.warm([SpanQuery(ids)])

@@ -1,0 +1,1 @@
+"""A corpus on disk and in the server's cache: reading, chunking, the manifest, warming."""

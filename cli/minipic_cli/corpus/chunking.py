@@ -1,0 +1,155 @@
+"""Cutting long texts where their structure allows: headings first, then paragraphs, lines, sentences, words.
+
+Which boundary is taken depends on the text around it, never on what was cut before: a text is halved again and again at
+the best boundary near its middle, a heading if there is one, otherwise the paragraph whose opening hashes highest. So
+an edit moves the boundaries of the chunks it touches and leaves the others, and with them their cached KV, as they are.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from minipic_sdk import Document
+
+DEFAULT_TOKENS: Final = 2048
+MIN_TOKENS: Final = 64
+WINDOW: Final = 1 << 20  # characters looked at together; a longer text is cut into such windows first
+_DENSE: Final = 4.5  # characters a token, about: a longer piece is halved before it is tokenised at all
+_WHOLE: Final = 8.0  # characters a token, at most worth a try for a text that may stay whole
+_CONTEXT: Final = 96  # characters behind a boundary that decide its rank among equals
+_HEADING: Final = re.compile(
+    r"^(?P<mark>#{1,6})[ \t]+\S|^(?P<text>\S[^\n]*)\n(?P<under>={3,}|-{3,}|~{3,})[ \t]*$", re.MULTILINE
+)
+_FENCE: Final = re.compile(r"^[ \t]*(```|~~~)[^\n]*$", re.MULTILINE)
+_UNDER: Final = {"=": 1, "-": 2, "~": 3}
+_BETWEEN: Final = (
+    re.compile(r"\n[ \t]*\n\s*"),  # paragraphs
+    re.compile(r"\n"),
+    re.compile(r"(?<=[.!?…])[\"')\]]*\s+|(?<=[。！？])"),  # sentences
+    re.compile(r"\s+"),
+)
+
+
+class Chunk(NamedTuple):
+    """A piece that becomes one span."""
+
+    text: str
+    ids: list[int]  # of its span
+
+
+class Chunker:
+    """Cuts texts for one tokenizer."""
+
+    def __init__(self, encode: Callable[[str], list[int]], limit: int) -> None:
+        """Make one.
+
+        Args:
+            encode: ids of a span's text.
+            limit: tokens of a chunk, at most; 0: never cut.
+        """
+        self._encode, self._limit = encode, limit
+
+    def chunks(self, pieces: Iterable[str], title: str | None = None) -> Iterator[Chunk]:
+        """The chunks of one text, in order; none of them blank."""
+        for number, window in enumerate(_windows(pieces) if self._limit else iter(("".join(pieces),))):
+            yield from self._window(window, title if not number else None)
+
+    def _window(self, text: str, title: str | None) -> Iterator[Chunk]:
+        if not self._limit or len(text) <= _WHOLE * self._limit:
+            chunk = self._chunk(text, title)
+            if not self._limit or len(chunk.ids) <= self._limit:
+                if text.strip():
+                    yield chunk
+                return
+        cuts = Cuts(text)
+        for start, stop in self._pieces(cuts, 0, len(text)):
+            chunk = self._chunk(text[start:stop], title if not start else None)
+            if chunk.text:
+                yield chunk
+
+    def _pieces(self, cuts: "Cuts", start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Ranges that fit; depth first, so in order."""
+        stack = [(start, stop)]
+        while stack:
+            start, stop = stack.pop()
+            length = stop - start
+            fits = length <= _DENSE * self._limit and len(self._chunk(cuts.text[start:stop]).ids) <= self._limit
+            at = None if fits else cuts.best(start, stop)
+            if at is None:
+                yield start, stop
+            else:
+                stack += ((at, stop), (start, at))
+
+    def _chunk(self, text: str, title: str | None = None) -> Chunk:
+        return Chunk(text.strip(), self._encode(Document(text, title=title).content))
+
+
+class Cuts:
+    """Where a text may be cut."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        fences = [m.start() for m in _FENCE.finditer(text)]
+
+        def fenced(at: int) -> bool:
+            return bisect_right(fences, at - 1) % 2 == 1  # an odd number of fences stands before it
+
+        self._headings: list[tuple[int, int]] = []  # position, level
+        for match in _HEADING.finditer(text):
+            level = len(match["mark"]) if match["mark"] else _UNDER[match["under"][0]]
+            if not fenced(match.start()):
+                self._headings.append((match.start(), level))
+        ends = (m.end() for m in _BETWEEN[0].finditer(text))
+        self._paragraphs = [at for at in ends if not fenced(at)]
+
+    def best(self, start: int, stop: int) -> int | None:
+        """The boundary to cut [start, stop) at; ``None`` if it can't be cut."""
+        if stop - start < 2:
+            return None
+        low, high = self._share(start, stop, 0.1)
+        headings = self._headings[bisect_left(self._headings, (low, 0)) : bisect_left(self._headings, (high, 0))]
+        if headings:
+            top = min(level for _, level in headings)
+            # Among equals the hash decides, in the middle if one is there.
+            found = [at for at, level in headings if level == top]
+            low, high = self._share(start, stop, 0.25)
+            return max([at for at in found if low <= at < high] or found, key=self._rank)
+        low, high = self._share(start, stop, 0.25)
+        found = self._paragraphs[bisect_left(self._paragraphs, low) : bisect_left(self._paragraphs, high)]
+        for pattern in _BETWEEN[1:]:
+            if found:
+                break
+            found = [m.end() for m in pattern.finditer(self.text, low, high) if start < m.end() < stop]
+        if found:
+            return max(found, key=self._rank)
+        return (start + stop) // 2
+
+    def _share(self, start: int, stop: int, share: float) -> tuple[int, int]:
+        """[start, stop) without ``share`` of it at both ends."""
+        margin = max(1, int((stop - start) * share))
+        return start + margin, max(stop - margin, start + margin + 1)
+
+    def _rank(self, at: int) -> tuple[int, int]:
+        return crc32(self.text[at : at + _CONTEXT].encode("utf-8", "surrogatepass")), -at
+
+
+def _windows(pieces: Iterable[str]) -> Iterator[str]:
+    """A text of any length in windows, cut at its own best boundaries."""
+    held: list[str] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size < 2 * WINDOW:
+            continue
+        text = "".join(held)
+        while len(text) >= 2 * WINDOW:
+            at = Cuts(text[: 2 * WINDOW]).best(0, 2 * WINDOW)
+            assert at is not None
+            yield text[:at]
+            text = text[at:]
+        held, size = [text], len(text)
+    if held:
+        yield "".join(held)

@@ -1,0 +1,333 @@
+"""What was warmed, in an SQLite file: enough to skip what hasn't changed and to refill a server without the texts.
+
+Transactions are short and never span a request, so that several `warm` may share a manifest. It holds the token ids of
+the documents, hence their text in effect; of a cache salt it holds a digest.
+"""
+
+import sqlite3
+import time
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from minipic_cli.corpus.entry import DOCUMENTS, Entry, salt_digest
+from minipic_cli.corpus.sources import Scope, Stat
+from minipic_cli.errors import CLIError
+
+VERSION: Final = 1
+_APPLICATION: Final = 0x4D504943  # "MPIC" in the file's header
+_BUSY_S: Final = 30.0
+_SETTLED_NS: Final = 2_000_000_000  # a file touched this shortly before it was read may change within one mtime tick
+_SCHEMA: Final = """
+CREATE TABLE targets(id INTEGER PRIMARY KEY, model TEXT, fingerprint TEXT, salt TEXT, UNIQUE(model, fingerprint, salt));
+CREATE TABLE files(target INTEGER, path TEXT, size INTEGER, mtime_ns INTEGER, chunk_tokens INTEGER,
+  PRIMARY KEY(target, path)) WITHOUT ROWID;
+CREATE TABLE documents(id INTEGER PRIMARY KEY, target INTEGER, source TEXT, file TEXT, name TEXT, public INTEGER,
+  content BLOB, chunk_tokens INTEGER, chunks INTEGER, tokens INTEGER, blocks INTEGER, state TEXT, reason TEXT,
+  warmed_at REAL, seen_at REAL, pinned INTEGER, expires_at REAL, UNIQUE(target, source));
+CREATE INDEX documents_of_file ON documents(target, file);
+CREATE TABLE contents(key BLOB PRIMARY KEY, tokens INTEGER, blocks INTEGER, ids BLOB) WITHOUT ROWID;
+CREATE TABLE spans(document INTEGER, ordinal INTEGER, key BLOB, PRIMARY KEY(document, ordinal)) WITHOUT ROWID;
+CREATE INDEX spans_of_key ON spans(key);
+"""
+
+
+class Manifest:
+    """The open file; use it in a ``with`` block."""
+
+    def __init__(self, path: Path | None, *, create: bool = True) -> None:
+        """Open it, and make it if need be.
+
+        Args:
+            path: ``None``: a temporary one, gone afterwards.
+            create: otherwise it must exist.
+
+        Raises:
+            CLIError: it is something else, or can't be written.
+        """
+        self.path = path
+        if path is not None and not create and not path.exists():
+            raise CLIError(f"there is no manifest {path}: `minipic warm PATH...` makes it")
+        try:
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect("" if path is None else path, timeout=_BUSY_S, isolation_level=None)
+        except (OSError, sqlite3.Error) as error:
+            raise self._error(error) from error
+        with self._clear():
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._prepare()
+
+    def __enter__(self) -> "Manifest":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    def _prepare(self) -> None:
+        if self._db.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION:
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version != VERSION:
+                raise CLIError(f"the manifest {self.path} is of version {version}, this MiniPIC reads {VERSION}")
+            return
+        if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise CLIError(f"{self.path} is an SQLite file of something else: name another with --manifest")
+        if self.path is not None:
+            self._db.execute("PRAGMA journal_mode = WAL")
+        with self.write():
+            if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[
+                0
+            ]:  # made by another one meanwhile
+                for statement in _SCHEMA.split(";"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {VERSION}")
+                self._db.execute(f"PRAGMA application_id = {_APPLICATION}")
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        """A transaction, joined if one is open; several writes in one are much faster."""
+        if self._db.in_transaction:
+            yield
+            return
+        with self._clear():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def hold(self) -> None:
+        """Gather the writes that follow in one transaction, until ``release``: for many small documents."""
+        if not self._db.in_transaction:
+            with self._clear():
+                self._db.execute("BEGIN IMMEDIATE")
+
+    def release(self) -> None:
+        """Commit what ``hold`` gathered."""
+        if self._db.in_transaction:
+            with self._clear():
+                self._db.execute("COMMIT")
+
+    @contextmanager
+    def _clear(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+
+    def _error(self, error: Exception) -> CLIError:
+        what = f"the manifest {self.path}"
+        if isinstance(error, OSError):
+            return CLIError(
+                f"{what} can't be made: {error.strerror}; name another with --manifest, or use --no-manifest"
+            )
+        said = str(error)
+        if "locked" in said or "busy" in said:
+            return CLIError(f"{what} has been locked by another process for {_BUSY_S:.0f} s: try again when it is done")
+        if "readonly" in said or "unable to open" in said or "disk I/O" in said:
+            return CLIError(f"{what} can't be written ({said}): name another with --manifest, or use --no-manifest")
+        if "full" in said:
+            return CLIError(f"{what} can't grow: the disk is full")
+        return CLIError(
+            f"{what} is corrupt ({said}): delete it, `minipic warm` makes it anew; the cache is not affected"
+        )
+
+    def target(self, model: str, fingerprint: str, salt: str | None) -> int:
+        """The id of what spans are computed for."""
+        row = (model, fingerprint, salt_digest(salt) or "")
+        with self.write():
+            self._db.execute("INSERT OR IGNORE INTO targets(model, fingerprint, salt) VALUES(?, ?, ?)", row)
+            found = self._db.execute("SELECT id FROM targets WHERE model = ? AND fingerprint = ? AND salt = ?", row)
+            return found.fetchone()[0]
+
+    def unchanged(self, target: int, path: str, stat: Stat, chunk_tokens: int) -> bool:
+        """Whether a file is as it was when it was last read; its documents then count as seen."""
+        with self._clear():
+            row = self._db.execute(
+                "SELECT size, mtime_ns, chunk_tokens FROM files WHERE target = ? AND path = ?", (target, path)
+            ).fetchone()
+            if row != (stat.size, stat.mtime_ns, chunk_tokens):
+                return False
+            key = (target, path)
+            unread = "SELECT count(*) FROM documents WHERE target = ? AND file = ? AND content IS NULL"
+            if self._db.execute(unread, key).fetchone()[0]:
+                return False
+        with self.write():
+            self._db.execute("UPDATE documents SET seen_at = ? WHERE target = ? AND file = ?", (time.time(), *key))
+        return True
+
+    def of_file(self, target: int, path: str) -> Iterator[Entry]:
+        """The documents of a file, a few at a time."""
+        last = 0
+        while found := self._select(
+            "WHERE d.target = ? AND d.file = ? AND d.id > ? AND d.state != 'vanished' ORDER BY d.id LIMIT 256",
+            (target, path, last),
+        ):
+            yield from found
+            last = found[-1].id
+
+    def begin_file(self, target: int, path: str) -> None:
+        """It is being read: until ``finish_file`` it counts as changed."""
+        with self.write():
+            self._db.execute("DELETE FROM files WHERE target = ? AND path = ?", (target, path))
+
+    def finish_file(self, target: int, path: str, stat: Stat, chunk_tokens: int, since: float) -> int:
+        """It was read to its end; returns how many documents it has no longer."""
+        settled = time.time_ns() - stat.mtime_ns > _SETTLED_NS
+        with self.write():
+            if settled:
+                row = (target, path, stat.size, stat.mtime_ns, chunk_tokens)
+                self._db.execute("INSERT OR REPLACE INTO files VALUES(?, ?, ?, ?, ?)", row)
+            return self._vanish("target = ? AND file = ? AND seen_at < ?", (target, path, since))
+
+    def document(self, target: int, source: str) -> Entry | None:
+        """What is known of a document."""
+        found = self._select("WHERE d.target = ? AND d.source = ?", (target, source))
+        return found[0] if found else None
+
+    def begin(self, target: int, source: str, file: str, name: str, *, public: bool, chunk_tokens: int) -> int:
+        """A document is read anew; what it was is forgotten. Returns its id."""
+        with self.write():
+            self._db.execute(
+                "INSERT INTO documents(target, source, file, name, public, chunk_tokens, chunks, tokens, blocks, state, "
+                "seen_at, pinned) VALUES(?, ?, ?, ?, ?, ?, 0, 0, 0, 'read', ?, 0) ON CONFLICT(target, source) DO UPDATE "
+                "SET name = excluded.name, file = excluded.file, public = excluded.public, content = NULL, chunks = 0, "
+                "chunk_tokens = excluded.chunk_tokens, tokens = 0, blocks = 0, state = 'read', reason = NULL, "
+                "seen_at = excluded.seen_at, pinned = 0, expires_at = NULL",
+                (target, source, file, name, public, chunk_tokens, time.time()),
+            )
+            row = self._db.execute("SELECT id FROM documents WHERE target = ? AND source = ?", (target, source))
+            document = row.fetchone()[0]
+            self._forget_spans(document)
+            return document
+
+    def add(self, document: int, spans: Iterable[tuple[int, bytes, list[int], int]]) -> None:
+        """Record chunks: ordinal, key, ids, blocks."""
+        with self.write():
+            for ordinal, key, ids, blocks in spans:
+                self._db.execute("INSERT OR REPLACE INTO spans VALUES(?, ?, ?)", (document, ordinal, key))
+                packed = zlib.compress(array("I", ids).tobytes(), 1)
+                row = (key, len(ids), blocks, packed)
+                self._db.execute("INSERT OR IGNORE INTO contents VALUES(?, ?, ?, ?)", row)
+                self._db.execute(
+                    "UPDATE documents SET chunks = chunks + 1, tokens = tokens + ?, blocks = blocks + ? WHERE id = ?",
+                    (len(ids), blocks, document),
+                )
+
+    def finish(self, document: int, content: bytes) -> None:
+        """A document was read to its end."""
+        with self.write():
+            self._db.execute("UPDATE documents SET content = ? WHERE id = ?", (content, document))
+
+    def see(self, document: int) -> None:
+        """A document is still there, with the same text."""
+        with self.write():
+            self._db.execute(
+                "UPDATE documents SET seen_at = ?, state = CASE state WHEN 'vanished' THEN 'read' ELSE state END WHERE id = ?",
+                (time.time(), document),
+            )
+
+    def settle(self, document: int, state: str, reason: str | None = None) -> None:
+        """What the server made of a document."""
+        with self.write():
+            self._db.execute(
+                "UPDATE documents SET state = ?, reason = ?, warmed_at = CASE WHEN ? = 'warm' THEN ? ELSE warmed_at END "
+                "WHERE id = ?",
+                (state, reason, state, time.time(), document),
+            )
+
+    def pin(self, document: int, ttl: float | None) -> None:
+        """A document is pinned: for so many seconds, or until it is unpinned."""
+        until = None if ttl is None else time.time() + ttl
+        with self.write():
+            self._db.execute("UPDATE documents SET pinned = 1, expires_at = ? WHERE id = ?", (until, document))
+
+    def unpin(self, document: int) -> None:
+        """A document is pinned no longer."""
+        with self.write():
+            self._db.execute("UPDATE documents SET pinned = 0, expires_at = NULL WHERE id = ?", (document,))
+
+    def vanish(self, target: int, within: Scope, since: float) -> int:
+        """Note the documents in a scope that the run since then didn't see; how many are new among them."""
+        count = 0
+        with self._clear():
+            known = self._db.execute(
+                "SELECT DISTINCT file FROM documents WHERE target = ? AND seen_at < ? AND state != 'vanished'",
+                (target, since),
+            ).fetchall()
+        for (file,) in known:
+            if within.covers(file):
+                with self.write():
+                    self._db.execute("DELETE FROM files WHERE target = ? AND path = ?", (target, file))
+                    count += self._vanish("target = ? AND file = ? AND seen_at < ?", (target, file, since))
+        return count
+
+    def _vanish(self, where: str, values: tuple[Any, ...]) -> int:
+        query = f"UPDATE documents SET state = 'vanished' WHERE state != 'vanished' AND {where}"
+        return self._db.execute(query, values).rowcount
+
+    def spans(self, document: int) -> Iterator[tuple[int, bytes, list[int], int]]:
+        """Chunks of a document in order: ordinal, key, ids, blocks."""
+        at = -1
+        while True:  # a few at a time: a document may be large, and nobody should wait for an open cursor
+            with self._clear():
+                rows = self._db.execute(
+                    "SELECT s.ordinal, s.key, c.ids, c.blocks FROM spans s JOIN contents c ON c.key = s.key "
+                    "WHERE s.document = ? AND s.ordinal > ? ORDER BY s.ordinal LIMIT 64",
+                    (document, at),
+                ).fetchall()
+            for ordinal, key, packed, blocks in rows:
+                try:
+                    ids = array("I", zlib.decompress(packed)).tolist()
+                except (zlib.error, ValueError) as error:
+                    raise self._error(error) from error
+                yield ordinal, key, ids, blocks
+                at = ordinal
+            if not rows:
+                return
+
+    def entries(self) -> Iterator[Entry]:
+        """All documents by source, a few at a time."""
+        last = ("", 0)
+        while found := self._select("WHERE (d.source, d.id) > (?, ?) ORDER BY d.source, d.id LIMIT 256", last):
+            yield from found
+            last = (found[-1].source, found[-1].id)
+
+    def remove(self, entry: Entry) -> None:
+        """Forget a document."""
+        with self.write():
+            self._forget_spans(entry.id)
+            self._db.execute("DELETE FROM documents WHERE id = ?", (entry.id,))
+            self._db.execute("DELETE FROM files WHERE path = ?", (entry.file,))
+
+    def distinct(self, target: int) -> tuple[int, int]:
+        """Tokens and blocks of what is there, each content counted once, without what vanished."""
+        with self._clear():
+            row = self._db.execute(
+                "SELECT sum(tokens), sum(blocks) FROM contents WHERE key IN (SELECT s.key FROM spans s JOIN documents d "
+                "ON d.id = s.document WHERE d.target = ? AND d.state != 'vanished')",
+                (target,),
+            ).fetchone()
+        return row[0] or 0, row[1] or 0
+
+    def _forget_spans(self, document: int) -> None:
+        keys = self._db.execute("SELECT DISTINCT key FROM spans WHERE document = ?", (document,)).fetchall()
+        self._db.execute("DELETE FROM spans WHERE document = ?", (document,))
+        self._db.executemany(
+            "DELETE FROM contents WHERE key = ?1 AND NOT EXISTS (SELECT 1 FROM spans WHERE key = ?1)", keys
+        )
+
+    def _select(self, where: str, values: tuple[Any, ...]) -> list[Entry]:
+        with self._clear():
+            rows = self._db.execute(f"{DOCUMENTS} {where}", values).fetchall()
+        made = (dict(zip(Entry.__dataclass_fields__, row, strict=True)) for row in rows)
+        return [
+            Entry(**{**m, "public": bool(m["public"]), "pinned": bool(m["pinned"]), "salt": m["salt"] or None})
+            for m in made
+        ]

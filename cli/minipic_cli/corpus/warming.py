@@ -1,0 +1,331 @@
+"""From files to warm spans: reading, cutting, tokenising, recording and sending, one batch after another."""
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from minipic_cli.console import note
+from minipic_cli.corpus.chunking import Chunk, Chunker
+from minipic_cli.corpus.entry import Entry
+from minipic_cli.corpus.manifest import Manifest
+from minipic_cli.corpus.reading import WHOLE, Bad, ChangedError, ReadError, Text, texts
+from minipic_cli.corpus.sources import Scope, Source, Stat
+from minipic_sdk import ModelProfile, SpansReport, SpanStatus
+from minipic_sdk.keys import span_key
+from minipic_sdk.wire import SpanQuery
+
+BATCH_SPANS: Final = 64  # in one request: small enough that the bar moves and ^C loses little
+BATCH_TOKENS: Final = 8192  # a slow server must answer within the timeout
+SHOWN: Final = 100  # documents, failures: memory stays flat
+_SENT: Final = 1 << 16  # spans remembered, so that duplicates aren't sent again
+_WARM: Final = frozenset(("hit", "computed", "resident"))
+
+Send = Callable[[Sequence[SpanQuery]], SpansReport]
+
+
+@dataclass
+class Totals:
+    """What a run did."""
+
+    documents: int = 0
+    new: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    vanished: int = 0
+    failed: int = 0  # could not be read
+    left_out: int = 0  # files of directories that are no documents
+    chunks: int = 0
+    tokens: int = 0
+    blocks: int = 0
+    hit: int = 0  # chunks that were cached, or the same as another one
+    computed: int = 0
+    refilled: int = 0  # of the computed ones: had been warm and were gone
+    rejected: int = 0
+    bytes: int = 0  # read
+
+    def to_json(self) -> dict[str, int]:
+        """By name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass
+class Row:
+    """One document of this run, as it is shown."""
+
+    id: int
+    name: str
+    change: str  # "new" | "changed" | "unchanged"
+    was_warm: bool = False
+    was_pinned: bool = False
+    loose: bool = False  # the server says that a chunk is not pinned
+    chunks: int = 0
+    tokens: int = 0
+    blocks: int = 0
+    waiting: int = 0  # chunks that are not answered yet
+    complete: bool = False  # all chunks are known
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    reason: str | None = None
+
+    @property
+    def status(self) -> str:
+        """The worst of its chunks' statuses."""
+        order = ("rejected", "computed", "absent", "partial", "hit", "resident")
+        return next((s for s in order if self.counts.get(s)), "")
+
+
+class Warmer:
+    """One run over a corpus."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        profile: ModelProfile,
+        send: Send | None,
+        *,
+        chunk_tokens: int,
+        salt: str | None = None,
+        encoding: str | None = None,
+        advance: Callable[[int], None] = lambda _: None,
+        pinned: bool = False,
+        ttl: float | None = None,
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            manifest: where to note what is warm.
+            profile: the server's.
+            send: warms, or looks up, spans on the server; ``None``: nothing is sent.
+            chunk_tokens: of a chunk at most; 0: documents stay whole.
+            salt: of the cache.
+            encoding: of text files, where it isn't UTF-8.
+            advance: told how many bytes more were read.
+            pinned: whether ``send`` pins.
+            ttl: seconds that it pins for; ``None``: until they are unpinned.
+        """
+        self.totals = Totals()
+        self.rows: list[Row] = []
+        self.failures: list[str] = []
+        self.rejected: list[tuple[str, str]] = []
+        self._manifest, self._profile, self._send = manifest, profile, send
+        self._chunk_tokens, self._encoding, self._advance = chunk_tokens, encoding, advance
+        self._pinned, self._ttl = pinned, ttl
+        self._chunker = Chunker(profile.encode, chunk_tokens)
+        self._target = manifest.target(profile.model, profile.fingerprint, salt)
+        self._anchor = profile.anchor_token_ids
+        self._batch: list[tuple[Row, bytes, SpanQuery]] = []
+        self._batch_tokens = 0
+        self._sent: OrderedDict[tuple[bytes, bool], None] = OrderedDict()
+        self._read = 0  # bytes of the file being read that the bar knows of
+        self._since = time.time()
+
+    @property
+    def target(self) -> int:
+        """Of the manifest."""
+        return self._target
+
+    def run(self, sources: Iterator[Source], within: Scope) -> None:
+        """Warm everything; documents in ``within`` that are not among the sources any more are noted as vanished."""
+        for source in sources:
+            self._file(source)
+        self._flush()
+        self.totals.vanished += self._manifest.vanish(self._target, within, self._since)
+
+    def _file(self, source: Source) -> None:
+        self._read = 0
+        size = 0
+        try:
+            stat = Stat.of(source.path.stat())
+            size = stat.size
+            if self._manifest.unchanged(self._target, source.key, stat, self._chunk_tokens):
+                for entry in self._manifest.of_file(self._target, source.key):
+                    self._again(entry)
+            else:
+                self._read_file(source, stat)
+        except ReadError as error:
+            self._fail(str(error), source)
+        except OSError as error:
+            self._fail(f"{source.name} can't be read: {error.strerror or error}", source)
+        self._manifest.release()
+        self.totals.bytes += self._read
+        self._advance(size - self._read)
+
+    def _read_file(self, source: Source, stat: Stat) -> None:
+        self._manifest.begin_file(self._target, source.key)
+        since, bad = time.time(), False
+        for attempt in (1, 2):
+            try:
+                for number, text in enumerate(texts(source, self._encoding)):
+                    if source.format == "jsonl":
+                        if number % BATCH_SPANS == 0:
+                            self._manifest.release()
+                        self._manifest.hold()
+                    if isinstance(text, Bad):
+                        bad = True
+                        self._fail(text.why, source)
+                    else:
+                        self._text(source, text, whole=stat.size <= WHOLE)
+                break
+            except ChangedError:
+                if attempt == 2:
+                    raise
+                stat = Stat.of(source.path.stat())
+        if not bad:
+            gone = self._manifest.finish_file(self._target, source.key, stat, self._chunk_tokens, since)
+            self.totals.vanished += gone
+
+    def _text(self, source: Source, text: Text, *, whole: bool) -> None:
+        if text.encoding is not None:
+            note(f"{text.name} is not UTF-8: read as {text.encoding} (--encoding overrides)")
+        key = text.key
+        known = self._manifest.document(self._target, key)
+        if known is not None and known.seen_at >= self._since and text.number is not None:
+            key = f"{key} (line {text.number})"  # two lines of the same name
+            known = self._manifest.document(self._target, key)
+        digest = hashlib.sha256(f"{text.title or ''}\0{text.public}\0".encode())
+        pieces = self._watched(text.pieces, digest)
+        if whole or text.number is not None:
+            pieces = iter(list(pieces))
+            if known is not None and known.content == digest.digest() and known.chunk_tokens == self._chunk_tokens:
+                self._manifest.see(known.id)
+                return self._again(known)
+        self._new(source, text, key, known, pieces, digest)
+        return None
+
+    def _new(
+        self, source: Source, text: Text, key: str, known: Entry | None, pieces: Iterator[str], digest: Any
+    ) -> None:
+        change = "new" if known is None or known.state == "vanished" else "changed"
+        document: int | None = None
+        row = Row(0, text.name, change)
+        held: list[tuple[int, bytes, list[int], int]] = []
+
+        def record() -> None:
+            nonlocal document
+            with self._manifest.write():
+                if document is None:
+                    document = self._manifest.begin(
+                        self._target, key, source.key, text.name, public=text.public, chunk_tokens=self._chunk_tokens
+                    )
+                self._manifest.add(document, held)
+            row.id = document
+            queries = [self._query(text.name, text.public, known) for known in held]
+            held.clear()
+            for span_hash, query in queries:
+                self._queue(row, span_hash, query)
+
+        for ordinal, chunk in enumerate(self._chunker.chunks(pieces, text.title)):
+            held.append(self._span(ordinal, chunk))
+            if len(held) == BATCH_SPANS:
+                record()
+        record()
+        assert document is not None
+        self._manifest.finish(document, digest.digest())
+        self._close(row)
+
+    def _again(self, entry: Entry) -> None:
+        """A document with the text it had: its tokens are in the manifest."""
+        row = Row(entry.id, entry.name, "unchanged", entry.state == "warm", entry.pinned)
+        for span in self._manifest.spans(entry.id):
+            self._queue(row, *self._query(entry.name, entry.public, span))
+        self._close(row)
+
+    def _span(self, ordinal: int, chunk: Chunk) -> tuple[int, bytes, list[int], int]:
+        key = bytes.fromhex(span_key(self._profile.fingerprint, self._anchor, chunk.ids))
+        return ordinal, key, chunk.ids, -(-(len(chunk.ids) + 1) // self._profile.block_size)
+
+    def _query(self, name: str, public: bool, span: tuple[int, bytes, list[int], int]) -> tuple[bytes, SpanQuery]:
+        ordinal, key, ids, _ = span
+        return key, SpanQuery(ids, name=f"{name}#{ordinal + 1}" if ordinal else name, public=public)
+
+    def _queue(self, row: Row, key: bytes, query: SpanQuery) -> None:
+        ids = query.token_ids or ()
+        blocks = -(-(len(ids) + 1) // self._profile.block_size)
+        row.chunks += 1
+        row.tokens += len(ids)
+        row.blocks += blocks
+        self.totals.chunks += 1
+        self.totals.tokens += len(ids)
+        self.totals.blocks += blocks
+        row.waiting += 1
+        if (key, query.public) in self._sent:
+            return self._answered(row, SpanStatus(query.name or "", "hit", None, len(ids), blocks))
+        self._batch.append((row, key, query))
+        self._batch_tokens += len(ids)
+        if len(self._batch) >= BATCH_SPANS or self._batch_tokens >= BATCH_TOKENS:
+            self._flush()
+        return None
+
+    def _flush(self) -> None:
+        self._manifest.release()  # nobody else should wait for the server
+        batch, self._batch, self._batch_tokens = self._batch, [], 0
+        if not batch:
+            return
+        if self._send is None:
+            statuses = [SpanStatus(q.name or "", "absent", None, 0, 0) for _, _, q in batch]
+        else:
+            statuses = self._send([query for _, _, query in batch]).spans
+        with self._manifest.write():
+            for (row, key, query), status in zip(batch, statuses, strict=True):
+                if status.status in _WARM:
+                    self._sent[key, query.public] = None
+                    if len(self._sent) > _SENT:
+                        self._sent.popitem(last=False)
+                self._answered(row, status)
+
+    def _answered(self, row: Row, status: SpanStatus) -> None:
+        row.waiting -= 1
+        row.counts[status.status] = row.counts.get(status.status, 0) + 1
+        row.reason = row.reason or status.reason
+        row.loose = row.loose or status.pinned is False
+        totals = self.totals
+        if status.status in ("hit", "resident"):
+            totals.hit += 1
+        elif status.status == "computed":
+            totals.computed += 1
+            totals.refilled += row.was_warm
+        elif status.status == "rejected":
+            totals.rejected += 1
+            row.reason = status.reason
+            if len(self.rejected) < SHOWN:
+                self.rejected.append((status.name, status.reason or ""))
+        self._settle(row)
+
+    def _close(self, row: Row) -> None:
+        row.complete = True
+        totals = self.totals
+        totals.documents += 1
+        setattr(totals, row.change, getattr(totals, row.change) + 1)
+        if len(self.rows) < SHOWN:
+            self.rows.append(row)
+        self._settle(row)
+
+    def _settle(self, row: Row) -> None:
+        if row.complete and not row.waiting and row.counts:
+            bad = bool(row.counts.get("rejected"))
+            if bad or self._pinned or not row.was_warm or row.counts.get("computed") or row.was_pinned:
+                state, why = ("rejected", row.reason) if bad else ("warm", None)
+                self._manifest.settle(row.id, state, why)
+                if bad or row.loose:
+                    self._manifest.unpin(row.id)
+                elif self._pinned:
+                    self._manifest.pin(row.id, self._ttl)
+
+    def _watched(self, pieces: Iterator[str], digest: Any) -> Iterator[str]:
+        """Pieces, hashed and counted on the way."""
+        for piece in pieces:
+            digest.update(piece.encode("utf-8", "surrogatepass"))
+            self._read += len(piece)
+            self._advance(len(piece))
+            yield piece
+
+    def _fail(self, why: str, source: Source) -> None:
+        if source.named:
+            self.totals.failed += 1
+            if len(self.failures) < SHOWN:
+                self.failures.append(why)
+        else:
+            self.totals.left_out += 1
+            note(f"left out: {why}")

@@ -1,0 +1,475 @@
+"""``minipic warm`` and ``minipic corpus`` over a manifest, against a server inside the process."""
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from minipic_cli.corpus.manifest import Manifest
+from minipic_sdk.testing import FakeServer
+
+LONG = "\n\n".join(f"# Part {i}\n\n" + f"Sentence {i} of a long text, number {i * 7}. " * 12 for i in range(40))
+
+
+@pytest.fixture
+def old():
+    """Make files look as if they had not been touched lately, as files on disk usually do."""
+
+    def aged(folder: Path) -> None:
+        past = time.time() - 100
+        for path in folder.rglob("*"):
+            os.utime(path, (past, past))
+
+    return aged
+
+
+def _sent(server: FakeServer) -> list[str]:
+    return [s["name"] for r in server.requests if r.path.endswith("/spans") for s in r.body["spans"]]
+
+
+def _warm(run, *arguments) -> dict:
+    return json.loads(run("warm", *arguments, "--json").out)
+
+
+def test_unchanged_files_are_not_read_again(run, serve, docs: Path, old, monkeypatch) -> None:
+    serve(FakeServer())
+    old(docs)
+    assert _warm(run, docs)["new"] == 2
+    monkeypatch.setattr("minipic_cli.corpus.warming.texts", lambda *_: 1 / 0)
+    again = _warm(run, docs)
+    assert (again["unchanged"], again["hit"], again["computed"], again["bytes"]) == (2, 2, 0, 0)
+
+
+def test_a_file_touched_just_now_is_read_again_but_not_tokenised(run, serve, docs: Path, monkeypatch) -> None:
+    serve(FakeServer())
+    for path in docs.iterdir():
+        os.utime(path, (time.time() + 60, time.time() + 60))
+    _warm(run, docs)
+    monkeypatch.setattr("minipic_cli.corpus.chunking.Chunker.chunks", lambda *_: 1 / 0)
+    again = _warm(run, docs)
+    assert again["unchanged"] == 2
+    assert again["bytes"] > 0
+
+
+def test_changed_documents_are_replaced_and_vanished_ones_noted(run, serve, docs: Path, old) -> None:
+    serve(FakeServer())
+    old(docs)
+    _warm(run, docs)
+    (docs / "a.md").write_text("# Apples\n\nApples are green. " * 4)
+    (docs / "b.txt").unlink()
+    told = _warm(run, docs)
+    assert (told["changed"], told["unchanged"], told["new"], told["vanished"], told["computed"]) == (1, 0, 0, 1, 1)
+    states = {
+        Path(e["source"]).name: e["state"] for e in map(json.loads, run("corpus", "ls", "--json").out.splitlines())
+    }
+    assert states == {"a.md": "warm", "b.txt": "vanished"}
+    assert "1 documents forgotten" in run("corpus", "rm", "--vanished").out
+    (docs / "b.txt").write_text("Bananas are back.")
+    assert _warm(run, docs)["new"] == 1
+
+
+def test_a_restarted_server_is_noticed_and_refilled(run, serve, docs: Path, old) -> None:
+    server = serve(FakeServer())
+    old(docs)
+    _warm(run, docs)
+    assert run("corpus", "verify").code == 0
+    server.evict()
+    gone = run("corpus", "verify")
+    assert gone.code == 1
+    assert "2 absent" in gone.out
+    told = run("warm", docs)
+    assert "2 had been evicted or lost by a restart and are refilled" in told.out
+    assert run("corpus", "verify").code == 0
+
+
+def test_a_dead_server_in_the_middle_loses_nothing(run, serve, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for i in range(150):
+        (folder / f"{i:03}.txt").write_text(f"document number {i}")
+    server, answer = FakeServer(), None
+    answer = server._handle
+
+    def dies(request: httpx.Request) -> httpx.Response:
+        if len(_sent(server)) >= 64:
+            raise httpx.ConnectError("Connection refused")
+        return answer(request)
+
+    server._handle = dies
+    serve(server)
+    stopped = run("warm", folder, "--json")
+    assert stopped.code == 1
+    assert "can't reach a server" in stopped.err
+    assert "64 chunks" in stopped.err
+    server._handle = answer
+    serve(server)
+    told = _warm(run, folder)
+    assert (told["documents"], told["hit"], told["computed"]) == (150, 64, 86)
+
+
+def test_ten_thousand_duplicates_are_one_span(run, serve, tmp_path: Path) -> None:
+    server = serve(FakeServer())
+    path = tmp_path / "same.jsonl"
+    path.write_text('{"text": "The very same words."}\n' * 10_000)
+    told = _warm(run, path)
+    assert (told["documents"], told["computed"], told["hit"]) == (10_000, 1, 9_999)
+    assert told["distinct"]["blocks"] == 2
+    assert len(_sent(server)) <= 64
+
+
+def test_jsonl_names_titles_and_bad_lines(run, serve, tmp_path: Path) -> None:
+    server = serve(FakeServer())
+    path = tmp_path / "d.jsonl"
+    lines = [
+        '{"name": "one", "text": "First.", "metadata": {"lang": "en"}}',
+        "",
+        '{"name": "one", "text": "Second of the same name."}',
+        "not json",
+        '{"title": "no text"}',
+        '{"text": " "}',
+        '{"text": "Titled.", "title": "Chapter"}',
+    ]
+    path.write_text("\n".join(lines))
+    done = run("warm", path, "--json")
+    told = json.loads(done.out)
+    assert done.code == 1
+    assert (told["documents"], told["failed"]) == (3, 3)
+    assert [f.split("jsonl ")[1][:15] for f in told["failures"]] == [
+        "line 4 is not J",
+        'line 5 has no "',
+        "line 6 is empty",
+    ]
+    assert len(done.err.strip().splitlines()) == 3
+    assert _sent(server) == ["one", "one", f"{path}:7"]
+    text = FakeServer().profile.tokenizer.decode(server.requests[-2].body["spans"][2]["token_ids"])
+    assert text == "Chapter\nTitled.\n\n"
+
+
+def test_long_documents_are_cut_and_an_edit_moves_one_chunk(run, serve, tmp_path: Path) -> None:
+    server = serve(FakeServer())
+    path = tmp_path / "long.md"
+    path.write_text(LONG)
+    told = _warm(run, path)
+    assert told["documents"] == 1
+    assert told["chunks"] > 8
+    assert told["computed"] == told["chunks"]
+    path.write_text(LONG.replace("Sentence 20 of", "Phrase 20 of", 1))
+    told = _warm(run, path)
+    assert (told["changed"], told["computed"]) == (1, 1)
+    assert _warm(run, path, "--chunk-tokens", "0")["chunks"] == 1
+    assert f"{path}#2" in _sent(server)
+
+
+def test_split_writes_the_chunks_that_warm_makes(run, serve, tmp_path: Path) -> None:
+    serve(FakeServer())
+    path, again = tmp_path / "long.md", tmp_path / "chunks.jsonl"
+    path.write_text(LONG)
+    chunks = _warm(run, path)["chunks"]
+    again.write_text(run("corpus", "split", path).out)
+    told = _warm(run, again)
+    assert (told["documents"], told["hit"], told["computed"]) == (chunks, chunks, 0)
+
+
+def test_dry_run_counts_and_computes_nothing(run, serve, docs: Path) -> None:
+    server = serve(FakeServer(blocks=10))
+    told = _warm(run, docs, "--dry-run")
+    assert _sent(server) == []
+    assert told["dry_run"] is True
+    need = told["distinct"]
+    assert need["blocks"] > 10
+    assert need["kv_bytes"] == need["blocks"] * need["block_bytes"]
+    assert need["fits"] is False
+    assert "does NOT fit" in run("warm", docs, "--dry-run").out
+    serve(FakeServer())
+    assert "it fits" in run("warm", docs, "--dry-run").out
+    assert not Path(os.environ["MINIPIC_MANIFEST"]).exists()
+
+
+def test_dry_run_without_a_server_counts_for_the_bundled_model(run, docs: Path, monkeypatch) -> None:
+    monkeypatch.setattr("minipic_sdk._settings.DEFAULT_URL", "http://127.0.0.1:9")
+    done = run("warm", docs, "--dry-run")
+    assert done.code == 0
+    assert "no server" in done.err
+    assert "2 would be computed" in done.out
+
+
+def test_globs_and_formats(run, serve, docs: Path) -> None:
+    server = serve(FakeServer())
+    assert _warm(run, f"{docs}/*.md")["documents"] == 1
+    (docs / "page").write_text("<p>one</p><p>two</p>")
+    assert _warm(run, docs / "page", "--format", "html")["documents"] == 1
+    assert "one\n\ntwo" in server.profile.tokenizer.decode(server.requests[-2].body["spans"][0]["token_ids"])
+    missing = run("warm", f"{docs}/*.nothing")
+    assert (missing.code, "matches nothing" in missing.err) == (2, True)
+
+
+def test_stdin(run, serve, monkeypatch) -> None:
+    import io
+
+    server = serve(FakeServer())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"From a pipe.")))
+    assert _warm(run, "-")["computed"] == 1
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"text": "a"}\n{"text": "b"}\n')))
+    assert _warm(run, "-", "--format", "jsonl")["computed"] == 2
+    assert _sent(server)[0].startswith("stdin:")
+    assert run("warm", "-", "-").code == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"\x89PNG\r\n\x1a\n\0\0\0", "is a binary file"),
+        (b"", "is empty"),
+        (b" \n\t ", "is empty"),
+        (b"text first" + b"a" * 70_000 + b"\0\0", "is a binary file"),
+    ],
+    ids=["binary", "empty", "blank", "late NUL"],
+)
+def test_a_file_that_is_no_text(run, serve, tmp_path: Path, data: bytes, says: str) -> None:
+    serve(FakeServer())
+    path = tmp_path / "a.txt"
+    path.write_bytes(data)
+    done = run("warm", path)
+    assert done.code == 1
+    assert done.err.count("\n") == 1
+    assert says in done.err
+    (tmp_path / "b.txt").write_text("fine")
+    both = run("warm", tmp_path)
+    assert both.code == 0
+    assert "left out" in both.err
+
+
+def test_one_bad_file_does_not_keep_the_others_from_being_warm(run, serve, docs: Path) -> None:
+    serve(FakeServer())
+    (docs / "c.txt").write_bytes(b"")
+    done = run("warm", docs / "a.md", docs / "c.txt", docs / "b.txt", "--json")
+    assert done.code == 1
+    assert json.loads(done.out)["computed"] == 2
+    assert done.err.count("\n") == 1
+
+
+def test_a_sparse_file_of_two_gigabytes_is_refused_at_once(run, serve, tmp_path: Path) -> None:
+    serve(FakeServer())
+    path = tmp_path / "huge.txt"
+    with path.open("wb") as file:
+        file.truncate(2 << 30)
+    done = run("warm", path)
+    assert (done.code, "is a binary file" in done.err) == (1, True)
+    with path.open("r+b") as file:
+        file.write(b"words " * 20_000)
+    begun = time.monotonic()
+    done = run("warm", path)
+    assert (done.code, "is a binary file: it has NUL bytes" in done.err) == (1, True)
+    assert time.monotonic() - begun < 60
+
+
+def test_other_encodings(run, serve, tmp_path: Path) -> None:
+    server = serve(FakeServer())
+    text = "Größe und Maß: für jede Übung eine Prüfung, so heißt es überall. " * 8
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode("latin-1"))
+    guessed = run("warm", path)
+    assert guessed.code == 0
+    assert "read as" in guessed.err
+    path.write_bytes(text.encode("utf-16"))
+    assert run("warm", path).err == ""
+    path.write_bytes(text.encode("latin-1"))
+    assert run("warm", path, "--encoding", "latin-1").err == ""
+    spans = [r.body["spans"][0]["token_ids"] for r in server.requests if r.path.endswith("/spans")]
+    assert server.profile.tokenizer.decode(spans[-1]).strip() == text.strip()
+    wrong = run("warm", path, "--encoding", "utf-8")
+    assert (wrong.code, "not valid utf-8" in wrong.err) == (1, True)
+    assert run("warm", path, "--encoding", "klingon").code == 2
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(run, serve, docs: Path, monkeypatch) -> None:
+    from minipic_cli.corpus import reading
+
+    serve(FakeServer())
+    real, count = reading._decoded, []
+
+    def decoded(file, name, *rest):
+        got = real(file, name, *rest)
+        count.append(name)
+        if len(count) <= changes:
+            with open(name, "a") as more:
+                more.write("more ")
+        return got
+
+    monkeypatch.setattr(reading, "_decoded", decoded)
+    changes = 1
+    assert run("warm", docs / "a.md").code == 0
+    assert len(count) == 2
+    changes = 99
+    done = run("warm", docs / "a.md")
+    assert (done.code, "changed while it was read" in done.err, done.err.count("\n")) == (1, True, 1)
+
+
+def test_a_corrupt_manifest_is_one_line(run, serve, docs: Path) -> None:
+    serve(FakeServer())
+    path = Path(os.environ["MINIPIC_MANIFEST"])
+    path.write_bytes(b"no database at all, but long enough to be one" * 100)
+    done = run("warm", docs)
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "is corrupt" in done.err
+    path.unlink()
+    _warm(run, docs)
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xff" * (len(data) - 4096)
+    path.write_bytes(data)
+    done = run("warm", docs)
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "is corrupt" in done.err
+
+
+def test_a_database_of_something_else_is_left_alone(run, serve, docs: Path) -> None:
+    serve(FakeServer())
+    path = Path(os.environ["MINIPIC_MANIFEST"])
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE mine(x)")
+    done = run("warm", docs)
+    assert (done.code, "something else" in done.err) == (1, True)
+
+
+@pytest.mark.parametrize("how", ["sqlite", "folder"])
+def test_a_disk_that_can_t_be_written_is_one_line(run, serve, docs: Path, monkeypatch, how: str) -> None:
+    serve(FakeServer())
+    if how == "folder":  # root may write everywhere, but not below a file
+        monkeypatch.setenv("MINIPIC_MANIFEST", str(docs / "a.md" / "corpus.db"))
+    else:
+        real = sqlite3.connect
+        monkeypatch.setattr(
+            "minipic_cli.corpus.manifest.sqlite3.connect",
+            lambda path, **k: real(f"file:{path}?mode=ro", uri=True, **k) if path else real(path, **k),
+        )
+        real(os.environ["MINIPIC_MANIFEST"]).execute("CREATE TABLE x(y)").connection.execute("DROP TABLE x")
+    done = run("warm", docs)
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "--no-manifest" in done.err
+    assert run("warm", docs, "--no-manifest").code == 0
+
+
+def test_two_at_once_on_one_manifest(serve, run, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for i in range(300):
+        (folder / f"{i:03}.txt").write_text(f"document number {i}")
+    code = (
+        "import sys; from functools import partial; from minipic_cli import connection, main;"
+        "from minipic_sdk import MiniPIC; from minipic_sdk.testing import FakeServer;"
+        "connection.MiniPIC = partial(MiniPIC, http_client=FakeServer().http_client());"
+        "sys.exit(main.main(sys.argv[1:]))"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, "warm", str(folder), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    for process in running:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert json.loads(out)["documents"] == 300
+    with Manifest(Path(os.environ["MINIPIC_MANIFEST"])) as known:
+        assert [e.state for e in known.entries()] == ["warm"] * 300
+
+
+def test_a_locked_manifest_says_so(run, serve, docs: Path, monkeypatch) -> None:
+    serve(FakeServer())
+    _warm(run, docs)
+    monkeypatch.setattr("minipic_cli.corpus.manifest._BUSY_S", 0.2)
+    holder = sqlite3.connect(os.environ["MINIPIC_MANIFEST"], isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    done = run("warm", docs)
+    holder.execute("ROLLBACK")
+    assert (done.code, "locked by another process" in done.err) == (1, True)
+
+
+def test_salts_are_kept_apart_and_not_written_down(run, serve, docs: Path) -> None:
+    serve(FakeServer())
+    _warm(run, docs, "--cache-salt", "very secret")
+    assert _warm(run, docs)["computed"] == 2
+    assert b"very secret" not in Path(os.environ["MINIPIC_MANIFEST"]).read_bytes()
+    other = run("corpus", "verify", "--cache-salt", "very secret")
+    assert other.code == 0
+    assert "2 documents are of another" in other.err
+
+
+def test_waiting_for_a_server(run, serve, docs: Path, monkeypatch) -> None:
+    server = serve(FakeServer())
+    monkeypatch.setattr("minipic_cli.warm._POLL_S", 0.01)
+    monkeypatch.setattr("minipic_sdk._flow.MIN_DELAY", 0.0)
+    server.fail_next(*[httpx.ConnectError("Connection refused")] * 6)
+    assert run("warm", docs, "--wait", "30").code == 0
+
+
+def test_show_ls_and_rm(run, serve, docs: Path) -> None:
+    serve(FakeServer())
+    assert "there is no manifest" in run("corpus", "ls").err
+    _warm(run, docs)
+    listed = run("corpus", "ls")
+    assert "2 documents" in listed.out
+    assert "1 documents" in run("corpus", "ls", "*.md").out
+    shown = json.loads(run("corpus", "show", docs / "a.md", "--json").out)[0]
+    assert shown["tokens"] == sum(s["tokens"] for s in shown["spans"])
+    assert run("corpus", "show", "nothing").code == 1
+    assert run("corpus", "rm").code == 2
+    assert "1 documents forgotten" in run("corpus", "rm", docs / "a.md").out
+    assert "1 documents" in run("corpus", "ls").out
+    assert run("corpus", "rm", "--all").code == 0
+    with sqlite3.connect(os.environ["MINIPIC_MANIFEST"]) as db:
+        for table in ("documents", "spans", "contents", "files"):
+            assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
+
+
+def test_interrupting_a_process_ends_it_with_130(docs: Path) -> None:
+    code = "import sys; from minipic_cli.main import main; sys.exit(main(sys.argv[1:]))"
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        arguments = [sys.executable, "-c", code, "warm", str(docs), "--base-url", url]
+        process = subprocess.Popen(arguments, stderr=subprocess.PIPE)
+        connection, _ = listening.accept()  # it asks, and is never answered
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        connection.close()
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+
+
+def test_pinning_and_a_time_to_live(run, serve, docs: Path, old) -> None:
+    server = serve(FakeServer())
+    old(docs)
+    assert _warm(run, docs, "--ttl", "60")["computed"] == 2
+    assert {r.body.get("ttl") for r in server.requests if r.path.endswith("/spans")} == {60.0}
+    assert "warm, pinned" in run("corpus", "ls").out
+    assert _warm(run, docs, "--pin")["hit"] == 2
+    assert [e["expires_at"] for e in map(json.loads, run("corpus", "ls", "--json").out.splitlines())] == [None, None]
+    server.evict()
+    assert _warm(run, docs)["refilled"] == 2
+    assert "pinned" not in run("corpus", "ls").out  # a restart drops pins
+    assert _warm(run, docs, "--pin")["hit"] == 2
+    assert "2 documents unpinned" in run("corpus", "unpin").out
+    assert "pinned" not in run("corpus", "ls").out
+    assert server.requests[-1].path.endswith("/unpin")
+    assert run("warm", docs, "--ttl", "0").code == 2
+
+
+def test_what_can_t_be_pinned_is_rejected(run, serve, docs: Path) -> None:
+    serve(FakeServer(blocks=20))
+    done = run("warm", docs, "--pin", "--json")
+    told = json.loads(done.out)
+    assert done.code == 1
+    assert (told["computed"], told["rejected"]) == (1, 1)
+    assert "pinned spans may take 10 KV blocks" in told["rejections"][0]["reason"]
