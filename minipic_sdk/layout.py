@@ -171,7 +171,7 @@ def parse_layout(
     if not checked and pads != ids.count(pad):
         raise LayoutError(_stray_pad(ids, pad, segments), "PAD before the end of a segment")
     tail = segments[-1]
-    if tail.kind != "span" and tail.visible_stop != len(ids):
+    if tail.kind != "span" and (tail.visible_stop != len(ids) or not tail.num_visible):
         raise LayoutError(tail.visible_stop, "a prompt that generates must end in a visible token")
     head = next((s for s in segments if s.kind == "head"), None)
     _check_anchor(ids, anchor, (head.visible_start, head.visible_stop) if head else (head_at, head_at))
@@ -225,12 +225,12 @@ def _check_placements(segments: list[Segment], anchor: int) -> None:
     for a, b in pairwise(shown):
         if a.logical_stop > b.logical_shown:
             raise LayoutError(b.start, f"logical ranges overlap with the segment at token {a.start}")
-    for i, s in enumerate(segments):
-        if s.kind != "dependent":
-            continue
-        late = next((t for t in segments[i + 1 :] if t in shown and t.logical_shown < s.logical), None)
-        if late is not None:
+    late: Segment | None = None  # of the segments physically behind, the one that is shown first
+    for s in reversed(segments):
+        if s.kind == "dependent" and late is not None and late.logical_shown < s.logical:
             raise LayoutError(s.start, f"it needs the segment at token {late.start}, which comes physically later")
+        if s.shown_start < s.visible_stop and (late is None or s.logical_shown < late.logical_shown):
+            late = s
     tail = segments[-1]
     if tail.kind != "span" and any(s.logical_stop > tail.logical for s in segments[:-1]):
         raise LayoutError(tail.start, "the last segment must also be logically last")

@@ -59,8 +59,8 @@ class RequestMeta:
         if unknown := body.keys() - _FIELDS:
             raise LayoutError(None, f"unknown field {min(unknown)!r} in the request metadata")
         fingerprint = body.get("fingerprint")
-        if fingerprint is not None and not isinstance(fingerprint, str):
-            raise LayoutError(None, "fingerprint must be a string")
+        if fingerprint is not None:
+            fingerprint = _text(fingerprint, "fingerprint")
         head_at = body.get("head_at", 0)
         if type(head_at) is not int:
             raise LayoutError(None, "head_at must be an integer")
@@ -90,6 +90,8 @@ class RequestMeta:
         spans = sum(s.kind == "span" for s in layout.segments)
         if bad := [n for n in self.public if not 0 <= n < spans]:
             raise LayoutError(None, f"public names span {bad[0]}, but the prompt has {spans}")
+        if len(set(self.public)) < len(self.public):
+            raise LayoutError(None, "public names a span twice")
         if self.names and len(self.names) != spans:
             raise LayoutError(None, f"{len(self.names)} names for {spans} spans")
         return layout
@@ -104,14 +106,19 @@ def _ints(body: dict[str, Any], key: str) -> tuple[int, ...]:
 
 def _strings(body: dict[str, Any], key: str) -> tuple[str, ...]:
     value = body.get(key, ())
-    if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in cast("list[object]", value)):
+    if not isinstance(value, list | tuple):
         raise LayoutError(None, f"{key} must be a list of strings")
-    strings = tuple(cast("list[str]", value))
+    return tuple(_text(v, key) for v in cast("list[object]", value))
+
+
+def _text(value: object, key: str) -> str:
+    if not isinstance(value, str):
+        raise LayoutError(None, f"{key} must be text")
     try:
-        "".join(strings).encode()
+        value.encode()
     except UnicodeEncodeError:
         raise LayoutError(None, f"{key} must be encodable as UTF-8") from None
-    return strings
+    return value
 
 
 def _placements(value: object) -> tuple[Placement, ...]:

@@ -17,9 +17,16 @@ LoRA keys go into every block, as stock does. Hashes don't depend on physical or
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.kv_cache_utils import BlockHash, generate_block_hash_extra_keys, hash_block_tokens
+from vllm.lora.request import LoRARequest
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    _gen_lora_extra_hash_keys,  # pyright: ignore[reportPrivateUsage]
+    generate_block_hash_extra_keys,
+    hash_block_tokens,
+)
 
 from minipic_sdk.layout import Layout, Segment
 from minipic_sdk.protocol import LAYOUT_VERSION
@@ -126,15 +133,22 @@ class SpanHasher:
             self._memo.move_to_end(key)
         return list(hashes)
 
-    def span_chain(self, ids: list[int], anchor: tuple[int, ...], salt: str | None) -> list[BlockHash]:
-        """Hashes of a padded span on its own, as any request without LoRA would have them.
+    def span_chain(
+        self, ids: list[int], anchor: tuple[int, ...], salt: str | None, lora: tuple[str, str] | None = None
+    ) -> list[BlockHash]:
+        """Hashes of a padded span on its own, as any request would have them.
 
         Args:
             ids: the span's physical tokens, SSEP first, a multiple of the block size.
             anchor: ids of the anchor it is computed behind.
             salt: ``None`` for public spans and requests without a salt.
+            lora: name and path of the adapter, if any.
         """
-        return self._remembered(self._span_root(anchor, salt), ids, None)
+        keys = None
+        if lora is not None:
+            adapter: Any = SimpleNamespace(lora_request=LoRARequest(lora[0], 1, lora[1]))
+            keys = tuple(_gen_lora_extra_hash_keys(adapter))
+        return self._remembered(self._span_root(anchor, salt), ids, keys)
 
     def _new_span_root(self, anchor: tuple[int, ...], salt: str | None) -> BlockHash:
         return BlockHash(self._hash((self._domain, "span", anchor, salt)))

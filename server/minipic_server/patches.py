@@ -10,7 +10,7 @@ from minipic_server.config import SpanConfig
 from minipic_server.hashing import SpanHasher
 from minipic_server.responses import with_visible_prompts
 from minipic_server.state import opted_in
-from minipic_server.validation import check_completion, check_request, wants_ids
+from minipic_server.validation import body_refusal, check_request, spans_in
 
 _MARK = "_minipic_patched"
 
@@ -71,10 +71,9 @@ def _answer_questions(core: Any) -> None:
 
 def _check_requests() -> None:
     """All front ends, HTTP and offline, pass ``InputProcessor.process_inputs``; a ValueError there is a 400."""
-    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.v1.engine.input_processor import InputProcessor
 
-    process, convert = InputProcessor.process_inputs, CompletionRequest.to_sampling_params
+    process = InputProcessor.process_inputs
 
     def process_inputs(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         request = process(self, request_id, prompt, params, *args, **kwargs)
@@ -82,26 +81,29 @@ def _check_requests() -> None:
             check_request(self.vllm_config, request, prompt)
         return request
 
-    def to_sampling_params(self: Any, *args: Any, **kwargs: Any) -> Any:
-        check_completion(self)
-        return convert(self, *args, **kwargs)
-
     _replace(InputProcessor, "process_inputs", process_inputs)
-    _replace(CompletionRequest, "to_sampling_params", to_sampling_params)
 
 
 def _hide_physical_prompts() -> None:
-    """The completions route returns prompt ids as they were sent; span requests get the visible ones."""
+    """The generating routes return prompts as they were sent; span requests get visible ids, or are refused."""
+    from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
     from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+    from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
 
-    create = OpenAIServingCompletion.create_completion
+    _replace(OpenAIServingCompletion, "create_completion", _guarded(OpenAIServingCompletion.create_completion))
+    _replace(OpenAIServingChat, "create_chat_completion", _guarded(OpenAIServingChat.create_chat_completion))
+    _replace(ServingTokens, "serve_tokens", _guarded(ServingTokens.serve_tokens))
 
-    async def create_completion(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        response = await create(self, request, *args, **kwargs)
-        config = SpanConfig.of(self.engine_client.vllm_config) if wants_ids(request) else None
+
+def _guarded(serve: Any) -> Any:
+    async def guarded(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if refused := body_refusal(request):
+            return self.create_error_response(refused)
+        response = await serve(self, request, *args, **kwargs)
+        config = SpanConfig.of(self.engine_client.vllm_config) if spans_in(request) else None
         return response if config is None else with_visible_prompts(config, request, response)
 
-    _replace(OpenAIServingCompletion, "create_completion", create_completion)
+    return guarded
 
 
 def _plan_on_gpu() -> None:

@@ -34,6 +34,7 @@ class SpanService:
         assert config is not None
         self._engine, self._models, self._config = engine, models, config
         model = engine.vllm_config.model_config
+        self._vocabulary = model.get_vocab_size()
         self.profile = ModelProfile.from_directory(
             local_directory(model.model),
             block_size=config.block_size,
@@ -119,7 +120,9 @@ class SpanService:
     def _asked(self, body: "SpansIn", number: int, ids: list[int]) -> dict[str, Any]:
         """A span as the scheduler is asked about it."""
         salt = None if body.spans[number].public else body.cache_salt
-        return {"ids": ids, "anchor": self._anchor(body), "salt": salt}
+        adapter = self._adapter(body.model)
+        lora = None if adapter is None else (adapter.lora_name, adapter.lora_path)
+        return {"ids": ids, "anchor": self._anchor(body), "salt": salt, "lora": lora}
 
     async def _refuse(
         self, body: "SpansIn", looked: list[tuple[dict[str, Any], list[int]]], refused: dict[str, str]
@@ -167,7 +170,15 @@ class SpanService:
 
     def _anchor(self, body: "SpansIn") -> list[int]:
         own = body.anchor_token_ids
-        return list(self.profile.anchor_token_ids) if own is None else own
+        if own is None:
+            return list(self.profile.anchor_token_ids)
+        if (bad := self._strange(own)) is not None:
+            raise InvalidSpanRequest(f"anchor_token_ids[{bad}] is no token of the model")
+        return own
+
+    def _strange(self, ids: list[int]) -> int | None:
+        """Index of the first id that the model has no embedding for."""
+        return next((i for i, t in enumerate(ids) if not 0 <= t < self._vocabulary), None)
 
     def _physical(self, span: "SpanIn") -> list[int]:
         """SSEP, the visible tokens, padding up to the block."""
@@ -178,6 +189,8 @@ class SpanService:
             ids = self.profile.encode(Document.of(span.text or "").content)
         if (bad := next((i for i, t in enumerate(ids) if t in control), None)) is not None:
             raise ValueError(f"token {bad} is a control token")
+        if (bad := self._strange(ids)) is not None:
+            raise ValueError(f"token {bad} is none of the model's")
         physical = [control.ssep, *ids]
         physical += [control.pad] * (-len(physical) % size)
         room = self.profile.max_model_len - size - len(self.profile.anchor_token_ids)
@@ -213,8 +226,7 @@ class SpanService:
         statuses: list[dict[str, Any]] = []
         async for output in self._engine.generate(prompt, params, f"spans-{random_uuid()}", lora_request=adapter):
             statuses = ((output.kv_transfer_params or {}).get("minipic") or {}).get("spans") or []
-        by_name = {s["name"]: s.get("reason") for s in statuses}
-        return {i: by_name.get(name) for (i, _), name in zip(pack, names, strict=True)}
+        return {i: status.get("reason") for (i, _), status in zip(pack, statuses, strict=False)}
 
     def _adapter(self, model: str | None) -> Any:
         if model is None or self._models is None or self._models.is_base_model(model):

@@ -16,6 +16,8 @@ _PREFIX = "data: "
 
 def with_visible_prompts(config: SpanConfig, body: Any, response: Any) -> Any:
     """Map every ``prompt_token_ids`` of a CompletionResponse, or of a stream of SSE lines; else return it as it is."""
+    if not getattr(body, "return_token_ids", None):
+        return response
     if hasattr(response, "choices"):
         meta = _meta(body)
         for choice in response.choices:

@@ -14,7 +14,9 @@ Nothing here holds blocks for a request that isn't running, so nothing can deadl
 arranged anew at its next try. But what waiting requests want is evicted last.
 """
 
+import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -23,6 +25,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from minipic_sdk.layout import Segment
 from minipic_server.arrange import arrange
 from minipic_server.config import SpanConfig
 from minipic_server.hashing import SpanHasher
@@ -39,7 +42,9 @@ RECOMPUTED = ("computed_twice", "in_place", "last_block_again", "repeated_in_pro
 MAX_WAIT_STEPS = 256  # then it computes the span itself
 HIT_SHARE_STEPS = 10
 COUNTS = ("queries", "hits", "query_tokens", "hit_tokens", "arranged", "waited", *RECOMPUTED)
-REQUESTS_REMEMBERED = 4096  # statuses kept for clients that stream and ask afterwards
+SPANS_REMEMBERED = 1 << 16  # whose statuses are kept for clients that stream and ask afterwards
+# vLLM's own request ids are the response's with a sequence before it and a prompt and a random part behind it.
+_SHOWN_ID = re.compile(r"^\d+_(?=.)|(?<=.)-\d+-[0-9a-f]{8}$")
 
 
 class _SpanScheduling(Scheduler):
@@ -59,6 +64,7 @@ class _SpanScheduling(Scheduler):
         self.pins = Pins(pool, pin_limit(pool.num_gpu_blocks, config.pin_share, longest))
         self.history = SpanHistory()
         self.span_log: dict[str, list[dict[str, object]]] = {}
+        self._logged = 0  # spans in it
         self.span_counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
         self.hit_shares = [0] * (HIT_SHARE_STEPS + 1)  # requests by the share of their spans that were hits
         self._filling: dict[bytes, tuple[Request, list[bytes]]] = {}  # key -> who is amid computing it, its blocks
@@ -76,7 +82,15 @@ class _SpanScheduling(Scheduler):
         super().add_request(request)
         state = known_state(request)
         if state is not None:
-            state.statuses = self.history.describe(request, state, self.residency.leading, self._wanted.__contains__)
+
+            def unsalted(segment: Segment) -> bytes:
+                ids = request.all_token_ids[segment.start : segment.stop]
+                adapter = request.lora_request
+                lora = None if adapter is None else (adapter.lora_name, adapter.lora_path)
+                return self._chain(ids, list(state.meta.anchor), None, lora)[-1]
+
+            wanted = self._wanted.__contains__
+            state.statuses = self.history.describe(request, state, self.residency.leading, wanted, unsalted)
             self._wanted.update(state.blocks)
             self._span_requests += 1
             self._count(state)
@@ -163,13 +177,13 @@ class _SpanScheduling(Scheduler):
         return output
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        if known_state(request) is not None:
-            # Priority preemption can take back a chunk scheduled in this very step, whose blocks are published
-            # already and will never be written; blocks from earlier steps are below num_computed_tokens.
-            blocks = self.kv_cache_manager.get_block_ids(request.request_id)[0]
-            unwritten = set(blocks[request.num_computed_tokens // self.block_size :])
-            self.pins.forget(unwritten)
-            self.kv_cache_manager.evict_blocks(unwritten)
+        # Priority preemption can take back a chunk scheduled in this very step, whose blocks are published already and
+        # will never be written; blocks from earlier steps are below num_computed_tokens. Plain requests too: their
+        # head blocks are hit by span requests.
+        blocks = self.kv_cache_manager.get_block_ids(request.request_id)[0]
+        unwritten = set(blocks[request.num_computed_tokens // self.block_size :])
+        self.pins.forget(unwritten)
+        self.kv_cache_manager.evict_blocks(unwritten)
         super()._preempt_request(request, *args, **kwargs)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
@@ -205,9 +219,10 @@ class _SpanScheduling(Scheduler):
             self.hit_shares[HIT_SHARE_STEPS * sum(hits) // len(hits)] += 1
 
     def _log(self, request_id: str, state: SpanState) -> None:
-        self.span_log[request_id] = state.statuses
-        if len(self.span_log) > REQUESTS_REMEMBERED:
-            del self.span_log[next(iter(self.span_log))]
+        self.span_log[_SHOWN_ID.sub("", request_id)] = state.statuses
+        self._logged += len(state.statuses)
+        while self._logged > SPANS_REMEMBERED and len(self.span_log) > 1:
+            self._logged -= len(self.span_log.pop(next(iter(self.span_log))))
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Forget everything, what is pinned too: vLLM refuses while any block is held."""
@@ -226,19 +241,17 @@ class _SpanScheduling(Scheduler):
         if operation == "unpin":
             return [self.pins.unpin(self._chain(**span)[-1]) for span in payload]
         if operation == "statuses":
-            return self._statuses(payload)
+            return self.span_log.get(payload)
         if operation == "stats":
             return {**self.span_counts, "hit_shares": self.hit_shares, **self.residency.usage(), **self.pins.usage()}
         raise ValueError(f"unknown operation {operation!r}")
 
-    def _statuses(self, request_id: str) -> list[dict[str, object]] | None:
-        """By the id of the response: vLLM's own ids carry a choice and a random part behind it."""
-        found = (log for own, log in self.span_log.items() if own == request_id or own.startswith(f"{request_id}-"))
-        return next(found, None)
-
-    def _chain(self, ids: list[int], anchor: list[int], salt: str | None) -> list[bytes]:
+    def _chain(
+        self, ids: list[int], anchor: list[int], salt: str | None, lora: Sequence[str] | None = None
+    ) -> list[bytes]:
         """Hashes of a span's blocks."""
-        return [*self.span_hasher.span_chain(ids, tuple(anchor), salt)]
+        adapter = None if lora is None else (lora[0], lora[1])
+        return [*self.span_hasher.span_chain(ids, tuple(anchor), salt, adapter)]
 
     def _lookup(self, *hashes: bytes) -> tuple[str, int, int, bool, float | None]:
         """Key, blocks and leading resident blocks of a span, its pin; computes nothing and refreshes nothing."""

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from minipic_sdk.layout import Segment
 from minipic_server.state import SpanState
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 KEY_DIGITS = 32  # of a span key shown to people: 128 bits
+FIRST = "first seen"
+NAME_CHARS = 256  # of a span's name that are kept
 REMEMBERED = 1 << 16  # spans and names; the oldest are forgotten
 
 
@@ -34,6 +37,7 @@ class SpanHistory:
         state: SpanState,
         resident: Callable[[list[bytes]], int],
         awaited: Callable[[bytes], bool],
+        unsalted: Callable[[Segment], bytes],
     ) -> list[dict[str, object]]:
         """One status per span in physical order: name, key, status, reason, tokens, blocks; then remembers them.
 
@@ -42,17 +46,20 @@ class SpanHistory:
             state: the request's, before it is arranged.
             resident: leading blocks of a span that are in the cache.
             awaited: whether an unfinished request before this one has the span too, and so computes it.
+            unsalted: key that a span would have if it were public.
         """
         public = frozenset(state.meta.public)
         out: list[dict[str, object]] = []
         seen: list[tuple[str | None, str | None, bytes]] = []
         for ordinal, (segment, hashes) in enumerate(state.span_hashes()):
             scope = None if ordinal in public else request.cache_salt
-            name = state.meta.names[ordinal] if state.meta.names else f"span {ordinal}"
+            name = state.meta.names[ordinal][:NAME_CHARS] if state.meta.names else f"span {ordinal}"
             key = hashes[-1] if hashes else b""
             have = resident(hashes)
             hit = bool(hashes) and have == len(hashes)
             reason = None if hit else self._reason(scope, name, key, have, awaited)
+            if reason == FIRST and scope is not None and (None, unsalted(segment)) in self._keys:
+                reason = "salt differs"
             out.append(
                 {
                     "name": name,
@@ -75,12 +82,10 @@ class SpanHistory:
             return "prefetch still running"
         if (scope, key) in self._keys:
             return "partly evicted" if have else "evicted"
-        if scope is not None and (None, key) in self._keys:
-            return "salt differs"
         known = self._names.get((scope, name))
         if known is not None and known != key:
             return f"text changed: another version of {name!r} was seen"
-        return "first seen"
+        return FIRST
 
     def _remember(self, scope: str | None, name: str | None, key: bytes) -> None:
         _put(self._keys, (scope, key), None, self._limit)

@@ -58,7 +58,7 @@ def _check(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any,
         raise ValueError(f"vllm_xargs[{XARGS_KEY!r}]: this server was not started for spans")
     if request.prompt_token_ids is None or request.prompt_embeds is not None or request.mm_features:
         raise ValueError("span requests take token ids only")
-    if isinstance(prompt, dict) and prompt.get("prompt") is not None:
+    if isinstance(prompt, str) or (isinstance(prompt, dict) and prompt.get("prompt") is not None):
         # Text that end users typed may spell a control token; ids come from compose, which can't produce one.
         raise ValueError("span requests take token ids, not text: compose the prompt with the SDK")
     if request.resumable:
@@ -81,24 +81,26 @@ def _check(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any,
         raise LayoutError(tail.start, f"max_tokens reaches beyond max_model_len={limit} behind the gaps in positions")
     if not layout.generates and (params.max_tokens or 0) > 1:
         raise LayoutError(tail.start, "a prompt that generates must not end in a span")
-    if params.prompt_logprobs is not None:
-        raise ValueError("prompt_logprobs are not available for span requests")
+    for option in ("prompt_logprobs", "prompt_logprob_token_ids"):
+        if getattr(params, option, None) is not None:
+            raise ValueError(f"{option} is not available for span requests")
     params.logit_bias = {**(params.logit_bias or {}), **dict.fromkeys(config.control, float("-inf"))}
 
 
-def check_completion(body: Any) -> None:
-    """Refuse what would hand physical prompt text back to the client."""
-    if not _is_span_body(body):
-        return
-    for option in ("echo", "suffix", "use_beam_search"):
-        if getattr(body, option, None):
-            raise ValueError(f"{option} is not available for span requests (vllm_xargs[{XARGS_KEY!r}] is set)")
+_WITHOUT_SPANS = ("echo", "suffix", "use_beam_search")  # hand physical prompts back, or leave the opt-in behind
 
 
-def wants_ids(body: Any) -> bool:
-    """Whether a completion body asks for token ids of a span request (see responses.py)."""
-    return bool(body.return_token_ids) and _is_span_body(body)
+def body_refusal(body: Any) -> str | None:
+    """Why a request body of one of vLLM's generating routes can't be served with spans, or ``None``."""
+    if not spans_in(body):
+        return None
+    named = next((option for option in _WITHOUT_SPANS if getattr(body, option, None)), None)
+    if named is None and getattr(body, "return_token_ids", None) and not hasattr(body, "prompt"):
+        named = "return_token_ids (other than at /v1/completions)"
+    return named and f"{named} is not available for span requests (vllm_xargs[{XARGS_KEY!r}] is set)"
 
 
-def _is_span_body(body: Any) -> bool:
-    return XARGS_KEY in (body.vllm_xargs or {})
+def spans_in(body: Any) -> bool:
+    """Whether a request body of a generating route opts in."""
+    given = getattr(body, "vllm_xargs", None) or getattr(getattr(body, "sampling_params", None), "extra_args", None)
+    return XARGS_KEY in (given or {})

@@ -134,6 +134,11 @@ def test_lora_adapters_never_share_spans(engine, reference, adapters):
         assert again.cached == whole
         assert_exact(again, ref, SPEC, tolerance=2e-3)
         assert_exact(it.ask(other, lora=lora), ref, other, tolerance=2e-3)
+    scheduler = it.llm.llm_engine.engine_core.engine_core.scheduler
+    span_a = SPEC.physical()[32:80]  # behind the head's two blocks
+    named = [None, *((lora.lora_name, lora.lora_path) for lora in loras[1:]), ("adapter3", "/elsewhere")]
+    asked = [{"ids": span_a, "anchor": list(HEAD[:4]), "salt": None, "lora": lora} for lora in named]
+    assert [answer[2] > 0 for answer in scheduler.minipic("lookup", asked)] == [True, True, True, False]
     # Without a base request among them: stock vLLM's CPU kernels give it the last adapter's weights (index -1).
     for answer, ref in zip(it.run(*(Ask(other, lora=lora) for lora in loras[1:])), references[1:], strict=True):
         assert_exact(answer, ref, other, tolerance=2e-3)

@@ -28,8 +28,14 @@ def _cpu(
     """Stock vLLM and MiniPIC on this CPU, interleaved, with the bundled model."""
     from minipic_cli.bench import cpu as bench
 
-    result = bench.run(repetitions=repetitions, items=items, block_size=block_size, eager=eager, note=console.note)
-    bench.merge_rows(out or bench.RESULTS, result["rows"])
+    result = bench.run(
+        repetitions=repetitions,
+        items=items,
+        block_size=block_size,
+        eager=eager,
+        note=console.note,
+        keep=lambda rows: bench.merge_rows(out or bench.RESULTS, rows),
+    )
     _report(result, as_json)
 
 

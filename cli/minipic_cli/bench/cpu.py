@@ -27,6 +27,7 @@ STOCK_BLOCK_SIZE: Final = 128  # vLLM's own default on a CPU
 _BATCHES: Final = (1, 8)
 
 Note = Callable[[str], None]
+Keep = Callable[[Sequence[dict[str, Any]]], None]
 
 
 class Sample(NamedTuple):
@@ -97,6 +98,7 @@ def run(
     block_size: int = 32,
     eager: bool = False,
     note: Note = lambda _: None,
+    keep: Keep = lambda _: None,
 ) -> dict[str, Any]:
     """Measure every row; about ten minutes on two cores.
 
@@ -106,6 +108,7 @@ def run(
         block_size: tokens per KV block, the same for both engines.
         eager: without torch.compile, to start sooner.
         note: told what is being done.
+        keep: given rows as soon as they are measured, so that an interruption loses none.
 
     Returns:
         ``{"rows": [...]}``; ratio is in the row's own sense (see ``_row``).
@@ -122,10 +125,16 @@ def run(
         ours, stock, stock_default = engines
         profile = ModelProfile.from_directory(model, block_size=block_size)
         _check_same_tokens(stock, ours, profile)
-        rows = _plain_rows(ours, (stock, stock_default), repetitions, note)
-        rows += _ttft_rows(ours, stock, repetitions, note)
-        note(f"gold answers of {items} lookup questions")
-        return {"rows": [*rows, _answer_gap(stock, ours, profile, items)]}
+        rows: list[dict[str, Any]] = []
+        for measure in (
+            lambda: _plain_rows(ours, (stock, stock_default), repetitions, note),
+            lambda: _ttft_rows(ours, stock, repetitions, note),
+            lambda: [_answer_gap(stock, ours, profile, items, note)],
+        ):
+            found = measure()
+            keep(found)
+            rows += found
+        return {"rows": rows}
     finally:
         for engine in engines:
             engine.close()
@@ -166,8 +175,9 @@ def _ttft_rows(ours: Engine, stock: Engine, repetitions: int, note: Note) -> lis
     ]
 
 
-def _answer_gap(stock: Engine, ours: Engine, profile: ModelProfile, items: int) -> dict[str, Any]:
+def _answer_gap(stock: Engine, ours: Engine, profile: ModelProfile, items: int, note: Note) -> dict[str, Any]:
     """How much less likely MiniPIC finds the true answers than stock does; the demo's own questions."""
+    note(f"gold answers of {items} lookup questions")
     asked = lookups(passages(), items)
     told: list[list[float]] = [[], []]
     for number, order in enumerate(orders(passages(), ORDERS)):
