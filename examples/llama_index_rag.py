@@ -7,7 +7,7 @@ from typing import Any
 
 from llama_index.core import VectorStoreIndex
 from llama_index.core.embeddings import BaseEmbedding
-from llama_index.core.schema import TextNode
+from llama_index.core.schema import MetadataMode, TextNode
 from static_model import get_embeddings
 
 from minipic_sdk.integrations.llama_index import MiniPICLLM, MiniPICPrefetch
@@ -43,7 +43,7 @@ def main() -> None:
     prefetch = MiniPICPrefetch(llm=llm)
     for question in QUESTIONS:
         found = prefetch.postprocess_nodes(retriever.retrieve(question), query_str=question)
-        context = "\n\n".join(node.get_content() for node in found)
+        context = "\n\n".join(node.get_content(MetadataMode.LLM) for node in found)  # as prefetched
         answer = llm.complete(f"Context:\n{context}\n\nQuestion: {question}")
         print(f"\n{question}\n  {' '.join(answer.text.split())}")
         told = answer.raw or {}

@@ -40,10 +40,11 @@ def arrange(request: "Request", state: SpanState, resident: Callable[[list[bytes
         hashes += state.hashes[s.start // size : s.stop // size]
     ordinal = {s.start: i for i, s in enumerate(s for s in layout.segments if s.kind == "span")}
     moved = [ordinal[s.start] for s in order if s.kind == "span"]
+    public = frozenset(state.meta.public)
     meta = replace(
         state.meta,
         placements=tuple(Placement(s.logical, s.hidden) for s in order),
-        public=tuple(i for i, old in enumerate(moved) if old in state.meta.public),
+        public=tuple(i for i, old in enumerate(moved) if old in public),
         names=tuple(state.meta.names[old] for old in moved) if state.meta.names else (),
         head_at=head_at,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client import REGISTRY
@@ -36,7 +37,8 @@ class SpanMetrics(Collector):
 
     async def _poll(self) -> None:
         while True:
-            self._last = await self._ask("stats", None)
+            with suppress(Exception):  # one failed question must not end the metrics
+                self._last = await self._ask("stats", None)
             await asyncio.sleep(EVERY_S)
 
     def collect(self) -> Iterable[Metric]:

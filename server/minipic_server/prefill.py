@@ -119,7 +119,7 @@ class SpanService:
 
     def _asked(self, body: "SpansIn", number: int, ids: list[int]) -> dict[str, Any]:
         """A span as the scheduler is asked about it."""
-        salt = None if body.spans[number].public else body.cache_salt
+        salt = None if body.spans[number].public else body.cache_salt or None
         adapter = self._adapter(body.model)
         lora = None if adapter is None else (adapter.lora_name, adapter.lora_path)
         return {"ids": ids, "anchor": self._anchor(body), "salt": salt, "lora": lora}

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
 
 
+_MAX_BIASES = 1024  # a row of v1/worker/gpu/sample/logit_bias.py; three are ours
+
+
 class ProfileMismatch(GracefulHTTPError, ValueError):
     """The request was composed with another profile than the server's: HTTP 409."""
 
@@ -85,6 +88,8 @@ def _check(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any,
         if getattr(params, option, None) is not None:
             raise ValueError(f"{option} is not available for span requests")
     params.logit_bias = {**(params.logit_bias or {}), **dict.fromkeys(config.control, float("-inf"))}
+    if len(params.logit_bias) > _MAX_BIASES:
+        raise ValueError(f"logit_bias of a span request has room for {_MAX_BIASES - len(config.control)} tokens")
 
 
 _WITHOUT_SPANS = ("echo", "suffix", "use_beam_search")  # hand physical prompts back, or leave the opt-in behind

@@ -71,7 +71,8 @@ def test_stock_server(stock, docs) -> None:
     assert "no MiniPIC plugin" in asked.stderr
     warmed = minipic("warm", docs, env=env)
     assert warmed.returncode == 1
-    assert "no MiniPIC plugin" in line(warmed)
+    assert "no MiniPIC plugin" in warmed.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in warmed.stderr
 
 
 def test_a_prompt_longer_than_the_model(here, tmp_path) -> None:

@@ -44,7 +44,13 @@ def test_chat_with_forwarded_ids_returns_visible_prompt_ids(served, profile, str
 
 def test_batches_sequences_and_usage_in_a_stream(served, profile) -> None:
     prompts = [compose(profile, "bac"), compose(profile, "cab")]
-    body = {**body_of(prompts[0]), "prompt": [p.token_ids for p in prompts], "n": 2, "return_token_ids": True}
+    body = {
+        **body_of(prompts[0]),
+        "prompt": [p.token_ids for p in prompts],
+        "n": 2,
+        "temperature": 1,
+        "return_token_ids": True,
+    }
     meta = json.loads(body["vllm_xargs"]["minipic"])
     meta.pop("names", None)
     body["vllm_xargs"] = {"minipic": json.dumps(meta)}

@@ -2,11 +2,22 @@
 
 import asyncio
 import json
+import re
+from dataclasses import replace
 
 import httpx
 import pytest
 
-from minipic_sdk import AsyncMiniPIC, BadRequestError, Document, MiniPIC, ModelProfile, ProfileMismatchError, Prompt
+from minipic_sdk import (
+    AsyncMiniPIC,
+    BadRequestError,
+    Document,
+    InputError,
+    MiniPIC,
+    ModelProfile,
+    ProfileMismatchError,
+    Prompt,
+)
 from over_http import KEY, MODEL
 
 TOWNS = [
@@ -102,10 +113,13 @@ def test_returned_prompt_ids_are_the_visible_ones(served, profile, stream) -> No
 
 def test_what_stock_does_for_a_request_works_for_spans(served, profile) -> None:
     prompt = compose(profile, "cb")
-    two = raw(served, body_of(prompt, n=2, logprobs=3)).json()["choices"]
+    sampled = body_of(prompt, n=2, logprobs=3, temperature=1.0, seed=1, return_tokens_as_token_ids=True)
+    two = raw(served, sampled).json()["choices"]
+    control = {f"token_id:{t}" for t in profile.control_tokens}
     assert len(two) == 2
-    assert two[0]["logprobs"]["tokens"] == two[1]["logprobs"]["tokens"]
-    assert not {"<|endoftext|>"} & set(two[0]["logprobs"]["tokens"])
+    for choice in two:
+        assert len(choice["logprobs"]["tokens"]) == 4
+        assert not control & set(choice["logprobs"]["tokens"])
     stopped = raw(served, body_of(prompt, max_tokens=40, stop=["."])).json()["choices"][0]
     assert "." not in stopped["text"]
     schema = {"type": "object", "properties": {"cat": {"enum": ["Soot", "Rex"]}}, "required": ["cat"]}
@@ -126,8 +140,6 @@ def test_a_malformed_layout_names_index_and_rule(served, client, profile, change
     prompt = compose(profile)
     response = raw(served, {**body_of(prompt), "prompt": change(prompt.token_ids, profile)})
     assert response.status_code == 400
-    import re
-
     assert re.search(says, response.json()["error"]["message"])
     assert client.generate(prompt, max_tokens=1).text is not None
 
@@ -141,7 +153,7 @@ def test_other_refusals(served, profile) -> None:
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"prompt": "text"}, "token ids"),
     ):
-        response = raw(served, body_of(prompt, **extra))
+        response = raw(served, {**body_of(prompt), **extra})
         assert response.status_code == 400, extra
         assert says in response.json()["error"]["message"]
 
@@ -159,8 +171,6 @@ def test_control_ids_are_ordinary_tokens_without_the_opt_in(served, profile) -> 
 
 
 def test_a_stale_profile_is_a_conflict(client, profile) -> None:
-    from dataclasses import replace
-
     other = replace(profile, anchor_token_ids=profile.anchor_token_ids[:2])
     with pytest.raises(ProfileMismatchError, match="fingerprint"):
         client.generate(compose(other), max_tokens=1)
@@ -168,8 +178,11 @@ def test_a_stale_profile_is_a_conflict(client, profile) -> None:
 
 def test_too_long_is_a_client_error(client, profile) -> None:
     long = [Document(" ".join(f"word{i}" for i in range(n, n + 300)), name=str(n)) for n in (0, 300, 600)]
-    with pytest.raises(BadRequestError, match="2048|context length|longer"):
-        client.generate(Prompt.compose(long, QUESTION, profile=profile), max_tokens=1)
+    with pytest.raises(InputError, match="the model takes 2048"):
+        Prompt.compose(long, QUESTION, profile=profile)
+    elsewhere = Prompt.compose(long, QUESTION, profile=replace(profile, max_model_len=8192))
+    with pytest.raises(BadRequestError, match="2048"):
+        client.generate(elsewhere, max_tokens=1)
 
 
 def test_salts_keep_caches_apart_but_public_documents_are_shared(served, profile) -> None:
@@ -195,7 +208,7 @@ def test_many_at_once_with_a_new_document_compute_it_once(served, profile) -> No
     results = asyncio.run(ask())
     after = raw_stats(served)
     assert all(r.text for r in results)
-    assert after["duplicate_span_prefills"] == before["duplicate_span_prefills"]
+    assert after["computed_twice"] == before["computed_twice"]
 
 
 def raw_stats(served: str) -> dict:
