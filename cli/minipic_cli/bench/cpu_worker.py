@@ -112,7 +112,8 @@ class Worker:
         engine = self.llm.llm_engine
         names = [f"decode-{next(self.numbers)}" for _ in range(batch)]
         for name, context in zip(names, self.contexts[batch], strict=True):
-            engine.add_request(name, {"prompt_token_ids": context}, params)
+            asked: Any = {"prompt_token_ids": context}
+            engine.add_request(name, asked, params)
         decoding: set[str] = set()
         while len(decoding) < batch:  # prefill of what a hit leaves, at most a block each
             decoding |= {out.request_id for out in engine.step()}
@@ -150,7 +151,7 @@ class Worker:
             said = [out.outputs[0] for out in self.llm.generate(asked, params, use_tqdm=False)]
             return [
                 [
-                    Said(t, {k: v.logprob for k, v in row.items()})
+                    Said(t, {k: v.logprob for k, v in (row or {}).items()})
                     for t, row in zip(o.token_ids, o.logprobs or (), strict=True)
                 ]
                 for o in said
