@@ -69,7 +69,10 @@ class TestIntegration(ChatModelIntegrationTests):
 
     @property
     def model_override_value(self):
-        return httpx.get(f"{URL}/v1/models").json()["data"][0]["id"] if URL else "fake"
+        if not URL:
+            return "fake"
+        key = {"Authorization": f"Bearer {os.environ.get('MINIPIC_API_KEY', 'none')}"}
+        return httpx.get(f"{URL}/v1/models", headers=key).json()["data"][0]["id"]
 
     @property
     def supports_json_mode(self):
