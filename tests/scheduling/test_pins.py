@@ -241,6 +241,7 @@ def service(d: Dry) -> SpanService:
             yield SimpleNamespace(kv_transfer_params={"minipic": {"spans": d.scheduler.span_log[request_id]}})
 
     made = object.__new__(SpanService)
+    made._vocabulary = 512
     made._engine, made._models = Engine(), None
     made._config = SimpleNamespace(control=CONTROL, block_size=BLOCK)
     made.profile = SimpleNamespace(fingerprint="f", anchor_token_ids=ANCHOR, max_model_len=d.scheduler.max_model_len)
