@@ -47,7 +47,7 @@ def main() -> None:
         answer = llm.complete(f"Context:\n{context}\n\nQuestion: {question}")
         print(f"\n{question}\n  {' '.join(answer.text.split())}")
         told = answer.raw or {}
-        print("  " + ", ".join(f"{span['name']} {span['status']}" for span in told["spans"]))
+        print("  " + ", ".join(f"{span.name} {span.status}" for span in told["spans"]))
         print(f"  {told['usage']['cached_tokens']} of {told['usage']['prompt_tokens']} tokens were cached")
 
 
