@@ -150,6 +150,11 @@ class SpanHasher:
             keys = tuple(_gen_lora_extra_hash_keys(adapter))
         return self._remembered(self._span_root(anchor, salt), ids, keys)
 
+    def unsalted_key(self, request: "Request", anchor: tuple[int, ...], segment: Segment) -> BlockHash:
+        """Hash of the last block of a request's span, if the span were public."""
+        ids = request.all_token_ids[segment.start : segment.stop]
+        return self._remembered(self._span_root(anchor, None), ids, _extra_keys(request))[-1]
+
     def _new_span_root(self, anchor: tuple[int, ...], salt: str | None) -> BlockHash:
         return BlockHash(self._hash((self._domain, "span", anchor, salt)))
 

@@ -90,9 +90,12 @@ def _hide_physical_prompts() -> None:
     from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
     from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
 
-    _replace(OpenAIServingCompletion, "create_completion", _guarded(OpenAIServingCompletion.create_completion))
-    _replace(OpenAIServingChat, "create_chat_completion", _guarded(OpenAIServingChat.create_chat_completion))
-    _replace(ServingTokens, "serve_tokens", _guarded(ServingTokens.serve_tokens))
+    for owner, name in (
+        (OpenAIServingCompletion, "create_completion"),
+        (OpenAIServingChat, "create_chat_completion"),
+        (ServingTokens, "serve_tokens"),
+    ):
+        _replace(owner, name, _guarded(getattr(owner, name)))
 
 
 def _guarded(serve: Any) -> Any:

@@ -17,6 +17,7 @@ arranged anew at its next try. But what waiting requests want is evicted last.
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -25,7 +26,6 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from minipic_sdk.layout import Segment
 from minipic_server.arrange import arrange
 from minipic_server.config import SpanConfig
 from minipic_server.hashing import SpanHasher
@@ -82,13 +82,7 @@ class _SpanScheduling(Scheduler):
         super().add_request(request)
         state = known_state(request)
         if state is not None:
-
-            def unsalted(segment: Segment) -> bytes:
-                ids = request.all_token_ids[segment.start : segment.stop]
-                adapter = request.lora_request
-                lora = None if adapter is None else (adapter.lora_name, adapter.lora_path)
-                return self._chain(ids, list(state.meta.anchor), None, lora)[-1]
-
+            unsalted = partial(self.span_hasher.unsalted_key, request, state.meta.anchor)
             wanted = self._wanted.__contains__
             state.statuses = self.history.describe(request, state, self.residency.leading, wanted, unsalted)
             self._wanted.update(state.blocks)
