@@ -54,7 +54,7 @@ class SpanService:
     async def unpin(self, body: "SpansIn") -> list[dict[str, Any]]:
         """Let go of pinned spans; what is known of each afterwards."""
         looked = await self._look_up(body)
-        await self.ask("unpin", [self._asked(body, i, ids) for i, (_, ids) in enumerate(looked) if ids])
+        await self.ask("unpin", self._asked(body, [(i, ids) for i, (_, ids) in enumerate(looked) if ids]))
         return await self.lookup(body)
 
     async def prefill(self, body: "SpansIn") -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ class SpanService:
                 continue
             visible = len(ids) - 1 - ids.count(self._config.control.pad)
             out.append(({**found, "tokens": visible}, ids))
-        asked = [self._asked(body, i, ids) for i, (_, ids) in enumerate(out) if ids]
+        asked = self._asked(body, [(i, ids) for i, (_, ids) in enumerate(out) if ids])
         answers = iter(await self.ask("lookup", asked))
         for found, ids in out:
             if ids:
@@ -117,20 +117,25 @@ class SpanService:
                 found |= {"pinned": pinned, "expires_in": left}
         return out
 
-    def _asked(self, body: "SpansIn", number: int, ids: list[int]) -> dict[str, Any]:
-        """A span as the scheduler is asked about it."""
-        salt = None if body.spans[number].public else body.cache_salt or None
-        adapter = self._adapter(body.model)
+    def _asked(self, body: "SpansIn", spans: list[tuple[int, list[int]]]) -> list[dict[str, Any]]:
+        """Spans, with their numbers in the body, as the scheduler is asked about them."""
+        if not spans:
+            return []
+        anchor, adapter = self._anchor(body), self._adapter(body.model)
         lora = None if adapter is None else (adapter.lora_name, adapter.lora_path)
-        return {"ids": ids, "anchor": self._anchor(body), "salt": salt, "lora": lora}
+        salts = (None if body.spans[i].public else body.cache_salt or None for i, _ in spans)
+        return [
+            {"ids": ids, "anchor": anchor, "salt": salt, "lora": lora}
+            for (_, ids), salt in zip(spans, salts, strict=True)
+        ]
 
     async def _refuse(
         self, body: "SpansIn", looked: list[tuple[dict[str, Any], list[int]]], refused: dict[str, str]
     ) -> None:
         """Find the spans that there is no room to pin, before anything is computed for them."""
-        asked = [(found["key"], self._asked(body, i, ids)) for i, (found, ids) in enumerate(looked) if ids]
-        answers = await self.ask("room", [span for _, span in asked])
-        refused |= {key: why for (key, _), why in zip(asked, answers, strict=True) if why is not None}
+        spans = [(i, ids) for i, (_, ids) in enumerate(looked) if ids]
+        answers = await self.ask("room", self._asked(body, spans))
+        refused |= {looked[i][0]["key"]: why for (i, _), why in zip(spans, answers, strict=True) if why is not None}
 
     async def _pin(
         self,
@@ -140,7 +145,7 @@ class SpanService:
         refused: dict[str, str],
     ) -> list[tuple[int, list[int]]]:
         """Pin resident spans; those that aren't resident any more are returned."""
-        payload = {"spans": [self._asked(body, i, ids) for i, ids in spans], "ttl": body.ttl}
+        payload = {"spans": self._asked(body, spans), "ttl": body.ttl}
         answers = await self.ask("pin", payload) if spans else []
         refused |= {
             looked[i][0]["key"]: why
