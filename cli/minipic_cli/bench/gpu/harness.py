@@ -6,15 +6,13 @@
 """Runs both engines, one after the other on the same machine, and writes the comparison."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
+
+from minipic_cli.bench.process import run_engine
 
 COMMAND = "minipic bench gpu"
 # name: unit, which samples of MiniPIC, which of stock, whether the ratio is stock / MiniPIC
@@ -70,21 +68,8 @@ def run(
 
 def _measure(kind: str, path: Path, small: bool, budget: float) -> None:
     path.unlink(missing_ok=True)
-    env = {k: v for k, v in os.environ.items() if k not in ("MINIPIC", "VLLM_PLUGINS")}
-    if kind == "stock":
-        env["VLLM_PLUGINS"] = ""  # no plugin at all
-    command = [sys.executable, "-m", "minipic_cli.bench.gpu.engine", kind, str(path), *(["--small"] if small else [])]
-    # A session of its own: the engine's processes go with it.
-    process = subprocess.Popen(command, stdout=sys.stderr, env=env, start_new_session=True)
-    try:
-        process.wait(budget)
-    except subprocess.TimeoutExpired:
-        print(f"{kind}: stopped after {budget:.0f} s", file=sys.stderr)
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
+    arguments = ("minipic_cli.bench.gpu.engine", kind, str(path), *(["--small"] if small else []))
+    run_engine(kind, arguments, budget)
 
 
 def rows(ours: dict[str, Any], stock: dict[str, Any]) -> list[dict[str, Any]]:

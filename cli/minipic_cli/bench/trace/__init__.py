@@ -4,16 +4,13 @@ python -m minipic_cli.bench.trace --machine h200 --stages fit,warm,off,empty,bar
 """
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from minipic_cli.bench.process import run_engine
 from minipic_cli.bench.trace.rows import rows, spnl
 from minipic_cli.bench.trace.shapes import Vocabulary, make
 from minipic_sdk.errors import ProfileError
@@ -163,18 +160,5 @@ def _measure(plan: dict[str, Any], raw: Path, environment: dict[str, str], budge
     out, written = raw / f"{kind}.json", raw / f"{kind}-plan.json"
     out.unlink(missing_ok=True)
     written.write_text(json.dumps(plan))
-    env = {k: v for k, v in os.environ.items() if k not in ("MINIPIC", "VLLM_PLUGINS")} | environment
-    if kind == "stock":
-        env["VLLM_PLUGINS"] = ""  # no plugin at all
-    command = [sys.executable, "-m", "minipic_cli.bench.trace.worker", str(written), str(out)]
-    # A session of its own: the engine's processes go with it.
-    process = subprocess.Popen(command, stdout=sys.stderr, env=env, start_new_session=True)
-    try:
-        process.wait(budget)
-    except subprocess.TimeoutExpired:
-        print(f"{kind}: stopped after {budget:.0f} s", file=sys.stderr)
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
+    arguments = ("minipic_cli.bench.trace.worker", str(written), str(out))
+    run_engine(kind, arguments, budget, environment)
