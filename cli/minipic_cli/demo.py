@@ -12,9 +12,9 @@ import typer
 from minipic_cli import console, options
 from minipic_cli.connection import connected
 from minipic_cli.errors import CLIError
-from minipic_cli.lookups import gold, lookups, orders, passages
+from minipic_cli.lookups import Scorer, compare, orders, passages
 from minipic_cli.models import ensure_default_model
-from minipic_cli.scoring import Probe, Said, score
+from minipic_cli.scoring import Gold, Probe, Said, score
 from minipic_cli.servers import Server, minipic_server
 from minipic_sdk import Document, MiniPIC, Prompt
 
@@ -107,18 +107,15 @@ def _ask(client: MiniPIC, prompt: Prompt) -> dict[str, Any]:
 def _answers(url: str, client: MiniPIC, shuffled: Sequence[Sequence[Document]], items: int) -> dict[str, Any]:
     """Mean log probability per token of the true answers: bare tokens against spans; the orders take turns."""
     profile = client.profile()
-    asked = lookups(passages(), items)
-    found: dict[str, list[float]] = {kind: [] for kind, _ in _KINDS}
-    for number, order in enumerate(shuffled):
-        mine = asked[number :: len(shuffled)]
-        prompts = [Prompt.compose(order, item.question, profile=profile) for item in mine]
-        for kind, layout in _KINDS if mine else ():
-            plain = layout == "prefix"
-            extra = {} if plain else prompts[0].extra_body  # the same for all: it is about the documents
-            golds = [gold(item, prompt, plain=plain) for item, prompt in zip(mine, prompts, strict=True)]
-            scores = score(golds, lambda probes, extra=extra: _complete(url, profile.model, probes, extra))
-            found[kind] += (statistics.fmean(tokens) for tokens in scores)
-    plain, spans = (statistics.fmean(found[kind]) for kind, _ in _KINDS)
+
+    def scorer(spans: bool) -> Scorer:
+        def scored(golds: Sequence[Gold], prompt: Prompt) -> list[list[float]]:
+            extra = prompt.extra_body if spans else {}
+            return score(golds, lambda probes: _complete(url, profile.model, probes, extra))
+
+        return scored
+
+    plain, spans = map(statistics.fmean, compare(profile, shuffled, items, scorer(False), scorer(True)))
     return {
         "items": items,
         "plain_logprob": round(plain, 4),

@@ -6,13 +6,14 @@ of the words that follow (see scoring.py), which moves long before an answer vis
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
 from minipic_cli.scoring import Gold
-from minipic_sdk import Document, Prompt
+from minipic_sdk import Document, ModelProfile, Prompt
 
 _TOPICS: Final = (
     "assert",
@@ -27,6 +28,9 @@ _TOPICS: Final = (
 _SENTENCE: Final = (10, 40)  # words of a sentence that is asked for
 _NAMED: Final = 5  # words that say which sentence is meant
 _ANSWER: Final = 3  # words scored
+
+Scorer = Callable[[Sequence[Gold], Prompt], list[list[float]]]
+"""Log probabilities of every answer's tokens; the prompt is one of theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,32 @@ def gold(item: Lookup, prompt: Prompt, *, plain: bool) -> Gold:
     """
     ids = prompt.plain_token_ids if plain else prompt.token_ids
     return Gold([*ids, *prompt.profile.encode(item.opening)], prompt.profile.encode(item.answer))
+
+
+def compare(
+    profile: ModelProfile, shuffled: Sequence[Sequence[Document]], items: int, plain: Scorer, spans: Scorer
+) -> tuple[list[float], list[float]]:
+    """Mean log probability per token of every true answer, from bare tokens and with spans; the orders take turns.
+
+    Args:
+        profile: to compose with.
+        shuffled: orders of the documents.
+        items: lookup questions, over all orders.
+        plain: scores bare tokens.
+        spans: scores prompts with spans.
+    """
+    asked = lookups(passages(), items)
+    found: tuple[list[float], list[float]] = [], []
+    for number, order in enumerate(shuffled):
+        mine = asked[number :: len(shuffled)]
+        prompts = [Prompt.compose(order, item.question, profile=profile) for item in mine]
+        if not prompts:
+            continue
+        for scorer, is_plain, scores in ((plain, True, found[0]), (spans, False, found[1])):
+            golds = [gold(item, prompt, plain=is_plain) for item, prompt in zip(mine, prompts, strict=True)]
+            # One prompt's metadata serve all: they are about the documents.
+            scores += (statistics.fmean(tokens) for tokens in scorer(golds, prompts[0]))
+    return found
 
 
 def _of_text(text: str, everything: str) -> Iterator[Lookup]:

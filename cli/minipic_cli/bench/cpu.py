@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from minipic_cli.bench.cpu_worker import DOCUMENT_TOKENS, DOCUMENTS, PLAIN_TOKENS
-from minipic_cli.lookups import gold, lookups, orders, passages
+from minipic_cli.lookups import Scorer, compare, orders, passages
+from minipic_cli.scoring import Gold
 from minipic_cli.servers import telling_line
 from minipic_sdk import Prompt
 from minipic_sdk.errors import MiniPICError
@@ -178,17 +179,18 @@ def _ttft_rows(ours: Engine, stock: Engine, repetitions: int, note: Note) -> lis
 def _answer_gap(stock: Engine, ours: Engine, profile: ModelProfile, items: int, note: Note) -> dict[str, Any]:
     """How much less likely MiniPIC finds the true answers than stock does; the demo's own questions."""
     note(f"gold answers of {items} lookup questions")
-    asked = lookups(passages(), items)
-    told: list[list[float]] = [[], []]
-    for number, order in enumerate(orders(passages(), ORDERS)):
-        mine = asked[number::ORDERS]
-        prompts = [Prompt.compose(order, item.question, profile=profile) for item in mine]
-        for engine, plain, found in ((ours, False, told[0]), (stock, True, told[1])):
-            golds = [gold(item, prompt, plain=plain) for item, prompt in zip(mine, prompts, strict=True)]
-            meta = {} if plain else prompts[0].vllm_xargs  # the same for all: it is about the documents
-            scores = engine.ask("score", golds=[[list(g.token_ids), list(g.answer)] for g in golds], meta=meta)
-            found += (statistics.fmean(tokens) for tokens in scores["logprobs"])
-    gaps = [b - a for a, b in zip(*told, strict=True)]
+
+    def scorer(engine: Engine, spans: bool) -> Scorer:
+        def scored(golds: Sequence[Gold], prompt: Prompt) -> list[list[float]]:
+            meta = prompt.vllm_xargs if spans else {}
+            pairs = [[list(g.token_ids), list(g.answer)] for g in golds]
+            return engine.ask("score", golds=pairs, meta=meta)["logprobs"]
+
+        return scored
+
+    shuffled = orders(passages(), ORDERS)
+    plain, spans = compare(profile, shuffled, items, scorer(stock, False), scorer(ours, True))
+    gaps = [a - b for a, b in zip(plain, spans, strict=True)]
     gap = statistics.fmean(gaps)
     error = 1.96 * statistics.stdev(gaps) / len(gaps) ** 0.5
     return {
@@ -198,8 +200,8 @@ def _answer_gap(stock: Engine, ours: Engine, profile: ModelProfile, items: int, 
         "baseline": 0.0,
         "unit": "log probability per token of true answers, stock minus MiniPIC",
         "spread": [round(gap - error, 4), round(gap + error, 4)],
-        "stock_logprob": round(statistics.fmean(told[1]), 4),
-        "minipic_logprob": round(statistics.fmean(told[0]), 4),
+        "stock_logprob": round(statistics.fmean(plain), 4),
+        "minipic_logprob": round(statistics.fmean(spans), 4),
         "items": items,
         **_stamp(),
     }
