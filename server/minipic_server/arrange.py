@@ -2,7 +2,7 @@
 
 Only physical places change. Every segment keeps its logical position, its bytes and its hashes; a dependent segment
 folds in what it sees in logical order. The order is: resident spans, head, missing spans (the longest resident prefix
-first), dependent segments in logical order.
+first), dependent segments in logical order. A prompt that is a hit as it stands stays so.
 """
 
 from collections.abc import Callable
@@ -73,16 +73,23 @@ def _order(layout: Layout, hashes: list[bytes], leading: Callable[[list[bytes]],
     resident: list[Segment] = []
     missing: list[tuple[int, Segment]] = []
     dependent: list[Segment] = []
+    hit = True  # as it stands: nothing is missing, and no dependent segment comes before what is cached
     for s in segments:
-        if s.kind == "span":
-            first, stop = s.start // size, s.stop // size
-            have = leading(hashes[first:stop])
-            if have == stop - first:
-                resident.append(s)
-            else:
-                missing.append((-have, s))
+        if s.kind == "dependent":
+            dependent.append(s)
+            continue
+        first, stop = s.start // size, s.stop // size
+        have = leading(hashes[first:stop])
+        whole = have == stop - first
+        hit &= whole and not dependent
+        if s.kind == "head":
+            head.append(s)
+        elif whole:
+            resident.append(s)
         else:
-            (head if s.kind == "head" else dependent).append(s)
+            missing.append((-have, s))
+    if hit:
+        return list(segments)
     missing.sort(key=itemgetter(0))
     dependent.sort(key=attrgetter("logical"))
     behind = [s for _, s in missing] + dependent

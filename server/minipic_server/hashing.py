@@ -14,6 +14,7 @@ LoRA keys go into every block, as stock does. Hashes don't depend on physical or
 (docs/adr/0002) never changes them.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
 HashFn = Callable[[Any], bytes]
 BlockHasher = Callable[["Request"], list[BlockHash]]
 
-MEMO_BLOCKS = 1 << 18  # block hashes remembered of recent spans: about 30 MB
+MEMO_BLOCKS = 1 << 18  # block hashes remembered of recent spans: about 60 MB
+_INT64 = "q"  # array type of packed ids
+_BYTES = array(_INT64).itemsize
 
 
 class SpanHasher:
@@ -60,54 +63,47 @@ class SpanHasher:
         if state is None:
             assert self._stock is not None, "only the engine's own hasher hashes plain requests"
             return self._stock(request)
-        total = request.num_tokens // self._config.block_size
+        size = self._config.block_size
+        total = request.num_tokens // size
         if total <= len(request.block_hashes):
             return []
         known = list(request.block_hashes)
-        fresh: list[BlockHash] = []
-        spans = [s.start for s in state.layout.segments if s.kind == "span"]
-        public = {spans[i] for i in state.meta.public}
-        for segment in state.layout.segments:
-            last = segment is state.layout.segments[-1]
-            stop = total if last else segment.stop // self._config.block_size
-            done = len(known)
+        before = len(known)
+        segments, last = state.layout.segments, state.layout.segments[-1]
+        public, extra, ordinal = frozenset(state.meta.public), _extra_keys(request), 0
+        raw = memoryview(_packed(request.all_token_ids[: last.stop])) if before * size <= last.start else None
+        for segment in segments if raw else (last,):  # a prompt may have a thousand
+            first, done = segment.start // size, len(known)
+            stop = total if segment is last else segment.stop // size
+            if segment.kind == "span" and raw:
+                shared, ordinal = ordinal in public, ordinal + 1
+                if stop > done == first:
+                    root = self._span_root(state.meta.anchor, None if shared else request.cache_salt)
+                    known += self._remembered(root, bytes(raw[segment.start * _BYTES : stop * size * _BYTES]), extra)
+                    continue
             if stop > done:
-                fresh += self._extend(request, state, segment, known, stop, segment.start in public)
+                known += self._chain(request, state, segment, known, stop, extra)
         if not state.hashes:
-            state.hashes = [*known[: request.num_prompt_tokens // self._config.block_size]]
-        return fresh
-
-    def _extend(
-        self, request: "Request", state: SpanState, segment: Segment, known: list[BlockHash], stop: int, public: bool
-    ) -> list[BlockHash]:
-        size, done = self._config.block_size, len(known)
-        first = segment.start // size
-        root = known[done - 1] if done > first else self._root(request, state, segment, known, public)
-        extra = _extra_keys(request)
-        ids = request.all_token_ids[done * size : stop * size]
-        if segment.kind == "span" and done == first and root is not None:
-            new = self._remembered(root, ids, extra)
-        else:
-            new = self._chain(request, state.layout, segment, root, ids, extra, done)
-        known += new
-        return new
+            state.hashes = [*known[: request.num_prompt_tokens // size]]
+        return known[before:]
 
     def _chain(
         self,
         request: "Request",
-        layout: Layout,
+        state: SpanState,
         segment: Segment,
-        parent: BlockHash | None,
-        ids: list[int],
+        known: list[BlockHash],
+        stop: int,
         extra: tuple[Any, ...] | None,
-        first: int,
     ) -> list[BlockHash]:
-        size = self._config.block_size
+        size, layout, done = self._config.block_size, state.layout, len(known)
+        ids = request.all_token_ids[done * size : stop * size]
+        parent = known[done - 1] if done > segment.start // size else self._root(request, layout, segment, known)
         out: list[BlockHash] = []
         for i in range(len(ids) // size):
             keys = extra
             if segment.kind == "head":
-                begin = (first + i) * size - segment.start
+                begin = (done + i) * size - segment.start
                 # A head moved by the engine still hashes as the prompt's beginning: salt in its first block.
                 keys = generate_block_hash_extra_keys(request, begin, begin + size, 0)[0]
                 if segment is not layout.segments[-1] and segment.start + begin + size > segment.visible_stop:
@@ -116,12 +112,15 @@ class SpanHasher:
             out.append(parent)
         return out
 
-    def _remembered(self, root: BlockHash, ids: list[int], extra: tuple[Any, ...] | None) -> list[BlockHash]:
-        """A span's chain; spans come back by the thousand, so it is hashed once and looked up after that."""
-        key = (root, extra, tuple(ids))
+    def _remembered(self, root: BlockHash, packed: bytes, extra: tuple[Any, ...] | None) -> list[BlockHash]:
+        """A span's chain; spans come back by the thousand, so it is hashed once and looked up after that. Not to change.
+
+        ``packed``: see ``_packed``; bytes are compared at once, ids one by one.
+        """
+        key = (root, extra, packed)
         hashes = self._memo.get(key)
         if hashes is None:
-            size, hashes, parent = self._config.block_size, [], root
+            size, hashes, parent, ids = self._config.block_size, [], root, array(_INT64, packed).tolist()
             for at in range(0, len(ids) - size + 1, size):
                 parent = hash_block_tokens(self._hash, parent, ids[at : at + size], extra)
                 hashes.append(parent)
@@ -131,7 +130,7 @@ class SpanHasher:
                 self._memo_blocks -= len(self._memo.popitem(last=False)[1])
         else:
             self._memo.move_to_end(key)
-        return list(hashes)
+        return hashes
 
     def span_chain(
         self, ids: list[int], anchor: tuple[int, ...], salt: str | None, lora: tuple[str, str] | None = None
@@ -148,27 +147,27 @@ class SpanHasher:
         if lora is not None:
             adapter: Any = SimpleNamespace(lora_request=LoRARequest(lora[0], 1, lora[1]))
             keys = tuple(_gen_lora_extra_hash_keys(adapter))
-        return self._remembered(self._span_root(anchor, salt), ids, keys)
+        return self._remembered(self._span_root(anchor, salt), _packed(ids), keys)
 
     def unsalted_key(self, request: "Request", anchor: tuple[int, ...], segment: Segment) -> BlockHash:
         """Hash of the last block of a request's span, if the span were public."""
-        ids = request.all_token_ids[segment.start : segment.stop]
-        return self._remembered(self._span_root(anchor, None), ids, _extra_keys(request))[-1]
+        packed = _packed(request.all_token_ids[segment.start : segment.stop])
+        return self._remembered(self._span_root(anchor, None), packed, _extra_keys(request))[-1]
 
     def _new_span_root(self, anchor: tuple[int, ...], salt: str | None) -> BlockHash:
         return BlockHash(self._hash((self._domain, "span", anchor, salt)))
 
-    def _root(
-        self, request: "Request", state: SpanState, segment: Segment, known: list[BlockHash], public: bool
-    ) -> BlockHash | None:
+    def _root(self, request: "Request", layout: Layout, segment: Segment, known: list[BlockHash]) -> BlockHash | None:
         if segment.kind == "head":
             return None
-        if segment.kind == "span":
-            return self._span_root(state.meta.anchor, None if public else request.cache_salt)
-        layout, size = state.layout, self._config.block_size
+        size = self._config.block_size
         seen = sorted(layout.context(layout.segments.index(segment)), key=lambda s: s.logical_shown)
         fold = tuple((s.kind, known[s.stop // size - 1], s.logical, s.hidden) for s in seen)
         return BlockHash(self._hash((self._domain, "dependent", request.cache_salt, segment.logical, fold)))
+
+
+def _packed(ids: list[int]) -> bytes:
+    return array(_INT64, ids).tobytes()
 
 
 def _extra_keys(request: "Request") -> tuple[Any, ...] | None:

@@ -119,8 +119,10 @@ class _SpanScheduling(Scheduler):
         """What would be computed although it is there or on its way, if this request were scheduled now."""
         names: list[str] = []
         mine: set[bytes] = set()
-        size = state.layout.block_size
-        for segment, hashes in state.span_hashes():
+        size, spans = state.layout.block_size, state.span_hashes()
+        if spans and spans[-1][0].stop <= hit:
+            return names
+        for segment, hashes in spans:
             if not hashes or segment.start + len(hashes) * size <= hit:
                 continue
             key = hashes[-1]

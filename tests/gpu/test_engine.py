@@ -67,6 +67,25 @@ def test_graphs_with_changing_batches(engine, reference, family):
     assert met["SpanDescriptor"] > 20, met
 
 
+def test_questions_behind_cached_spans_are_replayed_whole(engine, reference):
+    it, ref = engine("llama3", **DECODE_GRAPHS), reference("llama3")
+    it.poison()
+    met = watch_graphs(it)
+    for seed in range(300, 312):  # half of them meet documents that are not cached yet
+        spec = rag(seed)
+        assert_exact(it.ask(spec, 4), ref, spec)
+    assert met["QuestionDescriptor"] >= 6, met
+    before = met["QuestionDescriptor"]
+    for size in (2, 5, 8):
+        prompts = [rag(400 + 10 * size + i) for i in range(size)]
+        for answer, spec in zip(it.run(*(Ask(p, 3 + i % 3) for i, p in enumerate(prompts))), prompts, strict=True):
+            assert_exact(answer, ref, spec)
+    mixed = [list(words(40, 5)), rag(7), rag(8)]  # a plain request keeps the batch out of those graphs
+    for answer, prompt in zip(it.run(*(Ask(p, 6) for p in mixed)), mixed, strict=True):
+        assert_exact(answer, ref, prompt)
+    assert met["QuestionDescriptor"] > before, met
+
+
 def test_preemption(engine, reference):
     it = engine("llama3", num_gpu_blocks_override=70, max_num_seqs=16)
     prompts = [rag(i) for i in range(12)]

@@ -18,6 +18,7 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from minipic_server.gpu import step as step_module
 from minipic_server.gpu.backend import SpanFlashImpl
 from minipic_server.gpu.model_state import SpanModelState
+from minipic_server.gpu.questions import Questions
 from minipic_server.gpu.runs import RequestRuns
 from minipic_server.gpu.scratch import AttentionShape, GraphTables, Scratch
 from minipic_server.gpu.step import plan_contiguous
@@ -40,6 +41,7 @@ class Batch:
     seq_lens: torch.Tensor
     num_reqs: int = 0
     num_tokens: int = 0
+    num_tokens_after_padding: int = 0
     num_reqs_after_padding: int = 0
     logits_indices: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
@@ -87,14 +89,15 @@ class World:
         state.scratch = Scratch(new(keys, 2), new(keys, 2), new(queries, heads), torch.zeros(400_000, device=DEVICE), 4)
         state.tables = GraphTables(requests=len(requests) + 3, spare=16, device=DEVICE)
         state.device, state.stock, state.rope_state = DEVICE, stock, None
+        state.questions = Questions(state.shape, state.scratch, DEVICE)
         state.contiguous = False
-        state._capturing, state._positions, state._physical = False, None, None
+        state._capturing = state._positions = state._physical = None
         state.spans = {}
         for i, (parts, _, _) in enumerate(requests):
             layout = layout_of(parts, 16)
             if layout.has_control:
                 state.spans[i] = RequestRuns.of(layout)
-        state.select(range(len(requests)), [c for _, c, _ in requests])
+        state.select(range(len(requests)), *(np.array([r[i] for r in requests]) for i in (1, 2)))
 
         def prepare(_, batch, *args, **kwargs):
             lens = [n for _, _, n in requests]
@@ -105,7 +108,7 @@ class World:
         impl = self.impl = SpanFlashImpl.__new__(SpanFlashImpl)
         impl.stock, impl.scratch, impl.scale, impl.vllm_flash_attn_version = stock, state.scratch, head**-0.5, 3
 
-    def batch(self, padded=0):
+    def batch(self, padded=0, graph=0):
         new = np.array([n for _, _, n in self.requests])
         done = np.array([c for _, c, _ in self.requests])
         count = len(self.requests)
@@ -118,11 +121,12 @@ class World:
             lens,
             count,
             int(new.sum()),
+            graph or int(new.sum()),
             count + padded,
         )
 
-    def forward(self, mode=CUDAGraphMode.NONE, padded=0):
-        batch = self.batch(padded)
+    def forward(self, mode=CUDAGraphMode.NONE, padded=0, graph=0):
+        batch = self.batch(padded, graph)
         metadata = self.state.prepare_attn(batch, mode, None, None, None, None)["layer"]
         inputs = self.state.prepare_inputs(batch, None)
         p = self.problem
@@ -221,13 +225,45 @@ def test_pages_are_kept_where_gathering_does_not_pay(done, new, monkeypatch):
 
 def test_a_capture_needs_no_requests_and_reads_the_same_tables(monkeypatch):
     world = World(monkeypatch, BATCHES["decodes"])
-    world.state.select((), ())
-    with world.state.capturing(True):
+    world.state.select((), np.zeros(0), np.zeros(0))
+    with world.state.capturing("decode"):
         metadata = world.state.prepare_attn(world.batch(), CUDAGraphMode.NONE, None, None, None, None, for_capture=True)
     step = metadata["layer"].minipic_step
     assert step.plain and step.short[0].tasks.data_ptr() == world.state.tables.tasks.data_ptr()
     assert metadata["layer"].seq_lens.data_ptr() == world.state.tables.plain_lens.data_ptr()
     assert len(step.short[0].tasks) == 2 + world.state.tables.spare and not step.short[0].tasks.any()
+
+
+QUESTIONS = {
+    **{name: BATCHES[name] for name in ("question", "decodes", "chunk-that-ends-in-padding")},
+    "several": [(RAG, 208, 1), (RAG, 176, 31), (RAG, 100, 20), (RAG, 0, 150)],
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_replayed_question_equals_the_reference(name, monkeypatch):
+    world = World(monkeypatch, QUESTIONS[name])
+    monkeypatch.setattr(FlashAttentionImpl, "forward", None)
+    tables = world.state.questions._tables
+    tables.buffer.fill_(1)  # what an earlier, bigger step may have left
+    tokens = sum(n for _, _, n in QUESTIONS[name])
+    assert world.state.fits_question(256)
+    out, batch, _ = world.forward(CUDAGraphMode.FULL, 8 - len(QUESTIONS[name]), 256)
+    torch.testing.assert_close(out, world.expected(), atol=3e-6, rtol=3e-5)
+    assert batch.positions[:tokens].tolist() == world.problem.positions.tolist()
+
+
+def test_what_does_not_fit_a_question_graph_is_not_replayed(monkeypatch):
+    mixed = World(monkeypatch, BATCHES["mixed"])
+    assert not mixed.state.fits_question(256)  # plain requests are stock's
+    padding = World(monkeypatch, BATCHES["padding-only"])
+    assert not padding.state.fits_question(256)
+    world = World(monkeypatch, BATCHES["question"])
+    world.state.questions._slots = 0
+    world.state.spans[0].contexts = [np.full((600, 3), 64, dtype=np.int32)] * 4
+    world.state.spans[0].keys = [600 * 64] * 4
+    world.state._planned = None
+    assert not world.state.fits_question(256)
 
 
 def test_a_batch_with_too_many_runs_is_not_replayed(monkeypatch):

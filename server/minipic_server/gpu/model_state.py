@@ -13,7 +13,7 @@ again, which the sampler counts by).
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,12 +28,15 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from minipic_sdk.protocol import RequestMeta
 from minipic_server.config import SpanConfig
 from minipic_server.gpu.backend import STEP, SpanFlashImpl
+from minipic_server.gpu.questions import Questions
 from minipic_server.gpu.runs import RequestRuns, RowRuns
 from minipic_server.gpu.scratch import SHARE, AttentionShape, GraphTables, Scratch
 from minipic_server.gpu.step import DeviceStep, ShortRows, plan_contiguous, plan_step
 from minipic_server.gpu.tables import AttendTables, balanced_chunks
 from minipic_server.refusals import UnsupportedError
 from minipic_server.state import opted_in, passed_layout
+
+GraphKind = Literal["decode", "question"]
 
 
 class SpanModelState(DefaultModelState):
@@ -45,10 +48,12 @@ class SpanModelState(DefaultModelState):
         self.spans: dict[int, RequestRuns] = {}  # by request index; span requests only
         self._index: dict[str, int] = {}
         self._selected: list[RequestRuns | None] | None = None  # the batch's, in batch order; None: a plain step
-        self._done: Sequence[int] = ()
+        self._done = self._new = np.zeros(0, dtype=np.int32)
+        self._planned: tuple[list[RowRuns], np.ndarray] | None = None
+        self._question: AttendTables | None = None  # of a step that replays a graph of questions.py
         self._positions: np.ndarray | None = None
         self._physical: torch.Tensor | None = None
-        self._capturing = False
+        self._capturing: GraphKind | None = None
         layers = [m for m in model.modules() if isinstance(m, Attention)]
         self.shape = _common_shape(layers, self.dtype)
         self.stock = layers[0].impl.stock
@@ -56,6 +61,7 @@ class SpanModelState(DefaultModelState):
         self.scratch = self._allocate(layers)
         spare = -(-self.scratch.programs(16) // self.shape.kv_heads)
         self.tables = GraphTables(requests=self.max_num_reqs, spare=spare, device=device)
+        self.questions = Questions(self.shape, self.scratch, device)
 
     def _allocate(self, layers: Sequence[Any]) -> Scratch:
         cache = self.vllm_config.cache_config
@@ -78,7 +84,7 @@ class SpanModelState(DefaultModelState):
     @property
     def nbytes(self) -> int:
         """Extra GPU memory, turn tables not counted."""
-        return self.scratch.nbytes + self.tables.buffer.nbytes
+        return self.scratch.nbytes + self.tables.buffer.nbytes + self.questions.nbytes
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         super().add_request(req_index, new_req_data)
@@ -109,35 +115,42 @@ class SpanModelState(DefaultModelState):
         """Whether the step being prepared needs more than stock attention."""
         return self._selected is not None or not self.stock
 
-    def select(self, requests: Sequence[int], done: Sequence[int]) -> None:
+    def select(self, requests: Sequence[int], done: np.ndarray, new: np.ndarray) -> None:
         """Note the requests of the next step, in batch order; none for a start-up run.
 
         Args:
             requests: indices of their states.
-            done: tokens of each in the cache.
+            done: tokens of each in the cache. [requests]
+            new: tokens of each that the step computes. [requests]
         """
-        self._physical = None
-        self._selected = None
+        self._physical = self._selected = self._planned = self._question = None
         if (self.spans and any(i in self.spans for i in requests)) or (not self.stock and len(requests)):
             other = None if self.stock else RequestRuns.plain()
             self._selected = [self.spans.get(i, other) for i in requests]
-            self._done = done
+            self._done, self._new = done, new
 
     def fits_graph(self) -> bool:
         """Whether the selected batch, if all of it decodes, fits the tables that captured graphs read."""
         batch = self._selected or []
         keys = self.shape.piece_keys(1)
-        pieces = sum(r.pieces(keys, n) for r, n in zip(batch, self._done, strict=False) if r is not None)
+        pieces = sum(r.pieces(keys, n) for r, n in zip(batch, self._done.tolist(), strict=False) if r is not None)
         return self.tables.fits(len(batch), pieces)
 
+    def fits_question(self, tokens: int) -> bool:
+        """Whether the selected batch can replay a graph of questions.py; if so, the step is prepared for it."""
+        if self._selected is not None and None not in self._selected:
+            rows, zero = self._plan()
+            self._question = self.questions.plan(rows, zero, tokens)
+        return self._question is not None
+
     @contextmanager
-    def capturing(self, spans: bool) -> Iterator[None]:
+    def capturing(self, kind: GraphKind | None) -> Iterator[None]:
         """While a graph for batches with span requests is captured."""
-        self._capturing = spans
+        self._capturing = kind
         try:
             yield
         finally:
-            self._capturing = False
+            self._capturing = None
 
     def prepare_attn(
         self,
@@ -151,13 +164,20 @@ class SpanModelState(DefaultModelState):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Stock metadata; with span requests in the batch, a ``DeviceStep`` on it."""
-        replays = self._capturing or cudagraph_mode == CUDAGraphMode.FULL
-        if not self._capturing and (self._selected is None or for_capture):
+        replays = self._capturing == "decode" or cudagraph_mode == CUDAGraphMode.FULL
+        if self._capturing == "question":
+            step = self.questions.step(input_batch.num_tokens)
+        elif self._question is not None and replays:
+            packed, where = self.questions.packed(self._question)
+            async_tensor_h2d(packed, out=where)
+            step = self.questions.step(input_batch.num_tokens_after_padding)
+        elif not self._capturing and (self._selected is None or for_capture):
             step = self._plain_step(input_batch, replays or for_capture)
         else:
-            rows, zero, lens = self._plan(input_batch)
+            rows, zero = self._plan()
             if replays:
                 count = input_batch.num_reqs_after_padding
+                lens = self._plain_lens(count)
                 step = self._replayed(rows, zero, lens, count)
             else:
                 step = plan_step(
@@ -172,8 +192,9 @@ class SpanModelState(DefaultModelState):
                 )
             if self.stock and (replays or step.plain):
                 # Span requests have no keys for the stock call: it writes zeros, they are filled in afterwards.
-                plain = self.tables.plain_lens if replays else self._upload(lens)
-                input_batch = replace(input_batch, seq_lens=plain[: input_batch.num_reqs_after_padding])
+                count = input_batch.num_reqs_after_padding
+                plain = self.tables.plain_lens if replays else self._upload(self._plain_lens(count))
+                input_batch = replace(input_batch, seq_lens=plain[:count])
         args = input_batch, cudagraph_mode, block_tables, slot_mappings, attn_groups, kv_cache_config
         metadata = super().prepare_attn(*args, for_capture=for_capture, **kwargs)
         if step is not None:
@@ -206,21 +227,29 @@ class SpanModelState(DefaultModelState):
     def _has_plain(self) -> bool:
         return self._selected is None or None in self._selected
 
-    def _plan(self, batch: InputBatch) -> tuple[list[RowRuns], np.ndarray, np.ndarray]:
-        """Rows of the batch's span requests, their invisible tokens, keys of its plain requests [requests]."""
-        done, new = batch.num_computed_tokens_np, batch.num_scheduled_tokens
-        lens = np.zeros(batch.num_reqs_after_padding, dtype=np.int32)
+    def _plain_lens(self, count: int) -> np.ndarray:
+        """Keys of the batch's plain requests, zero for the others and for padding. [count]"""
+        lens = np.zeros(count, dtype=np.int32)
+        for i, runs in enumerate(self._selected or ()):
+            if runs is None:
+                lens[i] = self._done[i] + self._new[i]
+        return lens
+
+    def _plan(self) -> tuple[list[RowRuns], np.ndarray]:
+        """Rows of the batch's span requests, and their invisible tokens."""
+        if self._planned is not None:
+            return self._planned
         rows: list[RowRuns] = []
         if self._selected is None:  # capturing
-            return rows, np.zeros(0, dtype=np.int64), lens
-        positions = np.zeros(batch.num_tokens, dtype=np.int64)
-        visible = np.zeros(batch.num_tokens + 1, dtype=np.int32)
-        computed, scheduled = done.tolist(), new.tolist()
+            return rows, np.zeros(0, dtype=np.int64)
+        computed, scheduled = self._done.tolist(), self._new.tolist()
+        tokens = sum(scheduled)
+        positions = np.zeros(tokens, dtype=np.int64)
+        visible = np.zeros(tokens + 1, dtype=np.int32)
         at = 0
         for i, runs in enumerate(self._selected):
             count = scheduled[i]
             if runs is None:
-                lens[i] = computed[i] + count
                 positions[at : at + count] = np.arange(computed[i], computed[i] + count)
                 visible[at] += 1
                 visible[at + count] -= 1
@@ -232,7 +261,8 @@ class SpanModelState(DefaultModelState):
                 rows += mine
             at += count
         self._positions = positions
-        return rows, np.flatnonzero(visible[:-1].cumsum() == 0), lens
+        self._planned = rows, np.flatnonzero(visible[:-1].cumsum() == 0)
+        return self._planned
 
     def _replayed(self, rows: list[RowRuns], zero: Any, lens: np.ndarray, count: int) -> DeviceStep:
         """Write the step into the tables that a captured graph of ``count`` requests reads."""

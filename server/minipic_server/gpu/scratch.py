@@ -94,6 +94,10 @@ class Scratch:
         """Total."""
         return sum(t.nbytes for t in (self.keys, self.values, self.output, self.partial))
 
+    def slots(self, shape: AttentionShape, block_q: int) -> int:
+        """Partial results of ``attend`` that fit, for tiles of ``block_q`` queries."""
+        return self.partial.numel() // (shape.heads * block_q * (shape.head + 1))
+
     def programs(self, rows: int) -> int:
         """``attend`` programs that the device runs at once, for tiles of this many matrix rows."""
         return self.processors * WAVES[min(128, rows)]

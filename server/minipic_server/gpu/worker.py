@@ -7,6 +7,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
@@ -51,11 +52,12 @@ class SpanGPUModelRunner(GPUModelRunner):
 
     def gather_batch_req_state(self, scheduler_output: Any, dummy_run: bool) -> Any:
         state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)
+        nothing = np.zeros(0, dtype=np.int32)
         if state is None:
-            self.model_state.select((), ())
+            self.model_state.select((), nothing, nothing)
         else:
             done = self.req_states.num_computed_tokens_np[state.idx_mapping_np]
-            self.model_state.select(state.idx_mapping_np.tolist(), done.tolist())
+            self.model_state.select(state.idx_mapping_np.tolist(), done, state.num_scheduled_tokens)
         return state, uniform
 
     def sample(self, hidden_states: torch.Tensor, input_batch: Any, grammar_output: Any) -> Any:
