@@ -10,7 +10,7 @@ from minipic_server.kernels.attend.kernel import MERGE_FIELDS, PIECE_FIELDS, TAS
 SHARE = 0.015  # of what is left for the KV cache; the contract is 2 % with the tables
 FEWEST_KEYS = 4096
 GRAPH_PIECES = 1 << 17  # of a decode batch under a CUDA graph: 2 MiB, 4M keys; beyond, attention runs eagerly
-WAVES = {16: 8, 32: 4, 64: 2, 128: 1}  # programs for each multiprocessor, by matrix rows of a tile; measured
+WAVES = {16: 8, 32: 4, 64: 2, 128: 2}  # programs for each multiprocessor, by matrix rows of a tile; measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,14 +45,16 @@ class Settings(NamedTuple):
 
 
 def settings(rows: int, head: int, dtype: torch.dtype) -> Settings:
-    """What measured best on an H200 for tiles of this many matrix rows (docs/notes/2026-11-29-gpu.md)."""
+    """What measured best on an H200 for tiles of this many matrix rows (docs/notes/2026-11-30-questions.md)."""
     if dtype == torch.float32:
         return Settings(32, 4, 1)
     if rows <= 16:
         return Settings(32, 1, 4)
     if rows <= 32:
         return Settings(64, 2, 2)
-    return Settings(64, 4, 4) if rows <= 64 and head <= 128 else Settings(64, 8, 2)
+    if head > 128:  # shared memory has no room for a third stage
+        return Settings(64, 8, 2)
+    return Settings(64, 4, 4) if rows <= 64 else Settings(64, 8, 3)
 
 
 @triton.jit
