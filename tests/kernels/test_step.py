@@ -201,6 +201,7 @@ def test_a_long_plain_step_may_read_contiguous_keys(requests, monkeypatch):
     world.state.contiguous = True
     monkeypatch.setattr(step_module, "LONG_QUERY", 64)
     monkeypatch.setattr(step_module, "QUERIES_PER_KEY", 20)
+    monkeypatch.setattr(step_module, "TILE_ROWS", 1)
     monkeypatch.setattr(FlashAttentionImpl, "forward", None)
     p = world.problem
     batch = world.batch()
@@ -219,8 +220,20 @@ def test_a_long_plain_step_may_read_contiguous_keys(requests, monkeypatch):
 @pytest.mark.parametrize(("done", "new"), [([0, 0], [400, 300]), ([30_000], [600]), ([900] * 40, [1] * 39 + [700])])
 def test_pages_are_kept_where_gathering_does_not_pay(done, new, monkeypatch):
     world = World(monkeypatch, [(PLAIN, 0, 40)])
-    scratch = replace(world.state.scratch, keys=torch.empty(100_000, 0))
-    assert plan_contiguous(np.array(done), np.array(new), scratch=scratch, upload=torch.from_numpy) is None
+    scratch, shape = replace(world.state.scratch, keys=torch.empty(100_000, 0)), world.state.shape
+    assert plan_contiguous(np.array(done), np.array(new), shape=shape, scratch=scratch, upload=torch.from_numpy) is None
+
+
+def test_pages_are_kept_where_flash_attention_would_split_keys(monkeypatch):
+    state = World(monkeypatch, [(PLAIN, 0, 40)]).state
+    ask = lambda n, processors: plan_contiguous(
+        np.array([0]),
+        np.array([n]),
+        shape=state.shape,
+        scratch=replace(state.scratch, processors=processors),
+        upload=torch.from_numpy,
+    )
+    assert ask(900, 8) is not None and ask(900, 132) is None
 
 
 def test_a_capture_needs_no_requests_and_reads_the_same_tables(monkeypatch):

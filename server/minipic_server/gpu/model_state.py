@@ -222,7 +222,7 @@ class SpanModelState(DefaultModelState):
         if not self.contiguous:
             return None
         done, new = batch.num_computed_tokens_np, batch.num_scheduled_tokens
-        return plan_contiguous(done, new, scratch=self.scratch, upload=self._upload)
+        return plan_contiguous(done, new, shape=self.shape, scratch=self.scratch, upload=self._upload)
 
     def _has_plain(self) -> bool:
         return self._selected is None or None in self._selected

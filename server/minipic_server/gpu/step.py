@@ -17,6 +17,7 @@ from minipic_server.gpu.tables import AttendTables, GatherTables, balanced_chunk
 
 SHORT_ROWS = 64  # matrix rows (queries times grouped heads) up to which gathering doesn't pay
 LONG_QUERY = 512  # tokens of a plain prompt from which contiguous keys are worth a thought
+TILE_ROWS = 128  # queries of a FlashAttention tile; with fewer tiles than processors it splits keys, pages otherwise
 QUERIES_PER_KEY = 1500  # of a plain step, from which gathering keys is cheaper than reading pages
 Upload = Callable[[np.ndarray], torch.Tensor]
 
@@ -114,21 +115,25 @@ def plan_step(
     return step
 
 
-def plan_contiguous(done: np.ndarray, new: np.ndarray, *, scratch: Scratch, upload: Upload) -> DeviceStep | None:
+def plan_contiguous(
+    done: np.ndarray, new: np.ndarray, *, shape: AttentionShape, scratch: Scratch, upload: Upload
+) -> DeviceStep | None:
     """A step of plain requests with long queries: FlashAttention reads contiguous keys faster than pages.
 
-    Only where both give the same bits (``warmup.same_bits``), so that it can't be told from stock but by the clock.
+    Only where both give the same bits (``warmup.same_bits``), so that it can't be told from stock but by the clock;
+    never for so few queries that FlashAttention splits the keys, which it does by other rules for pages.
 
     Args:
         done: tokens of each request in the cache before the step. [requests]
         new: tokens of each computed by the step. [requests]
+        shape: of the attention layers.
         scratch: bounds what can be gathered.
         upload: copies an int32 array to the device.
 
     Returns:
         ``None`` where pages are better.
     """
-    if new.max() < LONG_QUERY:
+    if new.max() < max(LONG_QUERY, TILE_ROWS * scratch.processors // shape.heads):
         return None
     starts = np.concatenate(([0], new.cumsum())).astype(np.int32)
     tokens, longest = int(starts[-1]), int(new.max())
