@@ -11,15 +11,18 @@ from minipic_sdk import Document, ModelProfile, Prompt
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from safetensors.torch import save_file
+
 from layouts.methods import D, T, epic, full, spans
 from minipic_cli.bench import quality
 from minipic_cli.bench.quality.gate import judge
 from minipic_cli.bench.quality.masked import Ask, MaskedModel
 from minipic_cli.bench.quality.measure import Models, ask, summarise
-from minipic_cli.bench.quality.methods import FULL, METHODS, NONE, compose, computed_tokens
+from minipic_cli.bench.quality.methods import ADAPTED, FULL, METHODS, NONE, compose, computed_tokens
 from minipic_cli.bench.quality.questions import DOCUMENTS, build, draw, items_of
 from minipic_cli.bench.quality.report import COLUMNS, markdown, table
 from minipic_cli.bench.quality.scores import Score, bootstrap, divergence, exact_match, token_f1
+from minipic_cli.doctor import Check
 from reference.checkpoints import make_checkpoint
 from reference.hf import HFReference
 
@@ -213,3 +216,58 @@ def test_a_gate_for_a_random_model(tiny):
     assert gate.items == 2
     auto = Prompt.compose(TEXTS, "Why?", layout="auto", profile=replace(ModelProfile.default(), gate=gate))
     assert auto.layout == gate.verdict
+
+
+def test_doctor_writes_the_verdict_that_auto_follows(tiny, tmp_path, run, monkeypatch):
+    """From the command to the prompt; what engines say about the model is left out (check_model)."""
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in tiny.iterdir():
+        (model / file.name).symlink_to(file)
+    monkeypatch.setattr("minipic_cli.doctor.environment", lambda *_: [Check("vLLM", True, "there")])
+    monkeypatch.setattr("minipic_cli.model_check.check_model", lambda _: [])
+    before = Prompt.compose(TEXTS, "Why?", layout="auto", profile=ModelProfile.from_directory(model))
+    assert "not measured" in before.layout_reason
+    done = run("doctor", model, "--gate", "2", "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)["checks"][-1]
+    profile = ModelProfile.from_directory(model)
+    assert profile.gate is not None
+    assert profile.gate.items == 2
+    assert profile.gate.describe() in told["found"]
+    # A server hands the profile on, and a client follows it.
+    received = ModelProfile.from_json(json.loads(json.dumps(profile.to_json())))
+    after = Prompt.compose(TEXTS, "Why?", layout="auto", profile=received)
+    assert after.layout == profile.gate.verdict
+    assert "2 questions" in after.layout_reason
+
+
+def test_an_adapter_is_asked_too(tiny, tmp_path, run):
+    """A zero adapter changes nothing, one that isn't does; both from questions in a file."""
+    questions = tmp_path / "questions.json"
+    assert run("bench", "questions", questions, "--items", "5", "--seed", "7").code == 0
+    (tmp_path / "adapter").mkdir()
+    rows = {}
+    for strength in (0.0, 0.5):
+        torch.manual_seed(1)
+        name = "base_model.model.model.layers.0.self_attn.v_proj"
+        a, b = torch.randn(4, 128) / 128**0.5, torch.randn(64, 4) * strength
+        save_file(
+            {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}, tmp_path / "adapter/adapter_model.safetensors"
+        )
+        (tmp_path / "adapter/adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8}))
+        out = tmp_path / f"{strength}.json"
+        given = ("--items", "4", "--questions", questions, "--adapter", tmp_path / "adapter", "--out", out)
+        done = run("bench", "quality", tiny, "--quick", *given)
+        assert done.code == 0, done.err
+        result = json.loads(out.read_text())
+        assert (result["seed"], result["items"], result["adapter"]) == (7, 4, "adapter")
+        rows[strength] = {row["method"]: row for row in result["rows"]}
+    for name in ADAPTED:
+        bare = name.removesuffix(" + adapter")
+        assert rows[0.0][name]["logprob"] == pytest.approx(rows[0.0][bare]["logprob"], abs=2e-4)
+        assert rows[0.5][name]["logprob"] != pytest.approx(rows[0.0][bare]["logprob"], abs=2e-3)
+        assert rows[0.5][bare]["logprob"] == rows[0.0][bare]["logprob"]
+    assert run("bench", "quality", tiny, "--adapter", tmp_path).code == 2
+    (tmp_path / "bad.json").write_text("{}")
+    assert run("bench", "quality", tiny, "--questions", tmp_path / "bad.json").code == 1
