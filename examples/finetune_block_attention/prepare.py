@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from minipic_cli.bench.quality.questions import CITED, Kind, Passage, eligible, facts, manual, pose, prose
+from minipic_cli.bench.quality.questions import CITED, Kind, Passage, Posed, eligible, facts, manual, pose, prose
 from minipic_sdk import Document, ModelProfile, Prompt
 
 RUN = 8  # words in a row that no two passages share
@@ -117,7 +117,7 @@ class Writer:
 
     def add(self, source: random.Random, passages: list[Passage], kinds: tuple[Kind, ...]) -> bool:
         """Add a group about these passages; ``False`` if too little can be asked."""
-        asked = {}
+        asked: dict[str, Posed] = {}
         for _ in range(3 * QUESTIONS):
             posed = pose(source.choice(kinds), source, passages, source.choice(passages), ENDING)
             if posed and len(asked) < QUESTIONS:
