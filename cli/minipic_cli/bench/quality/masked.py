@@ -276,11 +276,11 @@ def _context(layout: Layout, index: int, seen: dict[Segment, KeyValues]) -> KeyV
 
 
 def _batches(rows: Sequence[_Row]) -> Iterator[list[int]]:
-    """Indices of rows to forward together: about as long, and not too many."""
+    """Indices of rows to forward together: about as long, or a CPU computes padding, and not too many."""
     batch: list[int] = []
     for i in sorted(range(len(rows)), key=lambda i: -len(rows[i].ids)):
         longest = max((rows[j].tokens for j in (*batch, i)), default=0)
-        if batch and (2 * len(rows[i].ids) < len(rows[batch[0]].ids) or (len(batch) + 1) * longest > ROOM):
+        if batch and (4 * len(rows[i].ids) < 3 * len(rows[batch[0]].ids) or (len(batch) + 1) * longest > ROOM):
             yield batch
             batch = []
         batch.append(i)
