@@ -101,6 +101,19 @@ def _trace(
     _report(result, as_json)
 
 
+@app.command("questions")
+def _questions(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where they go.")],
+    items: Annotated[int, typer.Option("--items", min=4, help="Questions.")] = 240,
+    seed: Annotated[int, typer.Option("--seed", help="Of the questions.")] = 0,
+    quiet: options.Quiet = False,
+) -> None:
+    """Write the questions of `bench quality` and their texts to a file, to ask the same ones on another machine."""
+    from minipic_cli.bench.quality import write_questions
+
+    console.note(f"{write_questions(file, items, seed)} questions in {file}")
+
+
 @app.command("quality")
 def _quality(
     model: Annotated[
@@ -109,6 +122,12 @@ def _quality(
     items: Annotated[int | None, typer.Option("--items", min=4, help="Questions; by default 240.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the questions.")] = 0,
     fast: Annotated[bool, typer.Option("--quick", help="16 questions and fewer methods.")] = False,
+    questions: Annotated[
+        Path | None, typer.Option("--questions", metavar="FILE", help="Ask those that `bench questions` wrote.")
+    ] = None,
+    adapter: Annotated[
+        Path | None, typer.Option("--adapter", metavar="DIR", help="A LoRA adapter of the model, asked too.")
+    ] = None,
     device: Annotated[str, typer.Option("--device", help="Of PyTorch.")] = "cpu",
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="FILE", help="Keeps answered questions, to go on from.")
@@ -120,9 +139,19 @@ def _quality(
     """What each layout costs in answers and saves in tokens computed, on real text."""
     from minipic_cli.bench import quality as bench
 
-    path = out or bench.RESULTS
+    if adapter is not None and not (adapter / "adapter_config.json").is_file():
+        raise UsageError(f"--adapter {adapter}: it has no adapter_config.json")
     result = bench.run(
-        model=model, items=items, seed=seed, quick=fast, device=device, out=path, resume=resume, note=console.note
+        model=model,
+        items=items,
+        seed=seed,
+        quick=fast,
+        questions=questions,
+        adapter=adapter,
+        device=device,
+        out=out or bench.RESULTS,
+        resume=resume,
+        note=console.note,
     )
     if as_json:
         console.print_json(result)

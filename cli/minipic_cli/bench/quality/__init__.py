@@ -14,7 +14,7 @@ from typing import Any, Final
 from minipic_cli.errors import CLIError
 from minipic_sdk import ModelProfile
 
-__all__ = ["RESULTS", "measure_gate", "run"]
+__all__ = ["RESULTS", "measure_gate", "run", "write_questions"]
 
 RESULTS: Final = Path("benchmarks/results/quality.json")
 ITEMS, QUICK_ITEMS = 240, 16
@@ -26,6 +26,8 @@ def run(
     items: int | None = None,
     seed: int = 0,
     quick: bool = False,
+    questions: Path | None = None,
+    adapter: Path | None = None,
     device: str = "cpu",
     out: Path | None = None,
     resume: Path | None = None,
@@ -35,9 +37,11 @@ def run(
 
     Args:
         model: a model directory; by default the bundled model's.
-        items: questions; by default 240, or 16 with ``quick``.
+        items: questions; by default 240, or 16 with ``quick``, or all that ``questions`` holds.
         seed: of the questions.
         quick: fewer questions and methods.
+        questions: a file of ``write_questions``, to ask these instead.
+        adapter: a LoRA adapter in peft's format, asked too.
         device: of torch.
         out: a JSON file.
         resume: a file that keeps answered questions, to go on from after an interruption.
@@ -46,25 +50,34 @@ def run(
     Raises:
         CLIError: torch or transformers is missing.
     """
-    from minipic_cli.bench.quality.questions import build
+    from minipic_cli.bench.quality.questions import draw, items_of
 
     methods_of, measure = _modules()
     directory, profile = _model(model)
-    count = items or (QUICK_ITEMS if quick else ITEMS)
+    if questions is None:
+        drawn = draw(items or (QUICK_ITEMS if quick else ITEMS), seed)
+    else:
+        drawn = _read_questions(questions)
+    asked = items_of(drawn)[:items]
     chosen = {n: methods_of.METHODS[n] for n in (methods_of.QUICK if quick else methods_of.METHODS)}
-    questions = build(count, seed)
-    note(f"{count} questions under {len(chosen)} methods, model {profile.model}")
+    if adapter is not None:
+        chosen |= methods_of.ADAPTED
+    note(f"{len(asked)} questions under {len(chosen)} methods, model {profile.model}")
     begun = time.monotonic()
-    masked = measure.MaskedModel(directory, device=device)
-    answers = measure.ask_all(masked, profile, questions, chosen, resume=resume, note=note)
+    models = measure.Models(
+        measure.MaskedModel(directory, device=device),
+        None if adapter is None else measure.MaskedModel(directory, device=device, adapter=adapter),
+    )
+    answers = measure.ask_all(models, profile, asked, chosen, resume=resume, note=note)
     result: dict[str, Any] = {
         "benchmark": "quality",
         "model": profile.model,
-        "seed": seed,
-        "items": count,
-        "kinds": measure.counts(questions),
+        "adapter": None if adapter is None else adapter.name,
+        "seed": drawn["seed"],
+        "items": len(asked),
+        "kinds": measure.counts(asked),
         "seconds": round(time.monotonic() - begun, 1),
-        "rows": measure.summarise(questions, answers),
+        "rows": measure.summarise(asked, answers),
     }
     if out is not None:
         from minipic_cli.bench.quality.report import plot
@@ -73,6 +86,16 @@ def run(
         out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         result["plot"] = plot(result, out.with_suffix(".png"), note)
     return result
+
+
+def write_questions(path: Path, items: int = ITEMS, seed: int = 0) -> int:
+    """Draw questions and keep them with their texts, to ask them on a machine that hasn't these; returns how many."""
+    from minipic_cli.bench.quality.questions import draw
+
+    drawn = draw(items, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(drawn), encoding="utf-8")
+    return len(drawn["items"])
 
 
 def measure_gate(
@@ -101,8 +124,18 @@ def measure_gate(
     from minipic_cli.bench.quality.gate import CANDIDATES, judge
 
     directory, profile = _model(model)
-    masked = measure.MaskedModel(directory, device=device)
-    return judge(measure.ask_all(masked, profile, build(items, seed), CANDIDATES, generate=False, note=note))
+    models = measure.Models(measure.MaskedModel(directory, device=device))
+    return judge(measure.ask_all(models, profile, build(items, seed), CANDIDATES, generate=False, note=note))
+
+
+def _read_questions(path: Path) -> dict[str, Any]:
+    try:
+        drawn = json.loads(path.read_text(encoding="utf-8"))
+        if drawn["items"] and drawn["shelves"]:
+            return drawn
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CLIError(f"{path} holds no questions of `minipic bench questions`: {error!r}") from error
+    raise CLIError(f"{path} holds no questions")
 
 
 def _modules() -> tuple[Any, Any]:

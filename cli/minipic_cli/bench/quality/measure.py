@@ -5,49 +5,70 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from minipic_cli.bench.quality.masked import Answer, MaskedModel
+from minipic_cli.bench.quality.masked import Answer, Ask, MaskedModel
 from minipic_cli.bench.quality.methods import FULL, METHODS, NONE, Method, compose, computed_tokens
 from minipic_cli.bench.quality.questions import Item
 from minipic_cli.bench.quality.scores import Score, bootstrap, divergence, exact_match, token_f1
 from minipic_sdk import ModelProfile
 
 EXTRA = 3  # tokens generated beyond as many as the wanted answer has
+AT_ONCE = 8  # questions on a GPU
 Scores = dict[str, Score]
 """By name of the method."""
 
 
+class Models(NamedTuple):
+    """A model without and, if there is one, with an adapter."""
+
+    plain: MaskedModel
+    adapted: MaskedModel | None = None
+
+
 def ask(
-    model: MaskedModel, profile: ModelProfile, item: Item, methods: Mapping[str, Method], *, generate: bool = True
-) -> Scores:
-    """One question under every method; full attention and no documents must be among them.
+    models: Models,
+    profile: ModelProfile,
+    items: Sequence[Item],
+    methods: Mapping[str, Method],
+    *,
+    generate: bool = True,
+) -> list[Scores]:
+    """Some questions under every method; full attention and no documents must be among them.
 
     Args:
-        model: that answers.
+        models: that answer.
         profile: of the model.
-        item: the question.
+        items: the questions.
         methods: by name.
         generate: whether wrong answers are written out, for their F1; without, it is 0.
     """
-    begun, gold = profile.encode(item.begun), profile.encode(item.gold)
-    prompts = {name: compose(method, item, profile) for name, method in methods.items()}
-    answers = {name: model.answer(prompt, begun, gold) for name, prompt in prompts.items()}
+    prompts = [{name: compose(method, item, profile) for name, method in methods.items()} for item in items]
+    begun = [profile.encode(item.begun) for item in items]
+    gold = [profile.encode(item.gold) for item in items]
+    answers: dict[tuple[int, str], Answer] = {}
     # Greedy decoding writes the wanted answer as long as each of its tokens is the most likely one.
-    said = dict.fromkeys(answers, item.gold)
-    if astray := {name: a.state for name, a in answers.items() if a.state is not None and generate}:
-        limit = len(gold) - min(answers[name].agreed for name in astray) + EXTRA
-        texts = model.generate(list(astray.values()), limit, profile.eos_token_ids)
-        for name, ids in zip(astray, texts, strict=True):
-            said[name] = profile.tokenizer.decode([*gold[: answers[name].agreed], *ids])
-    full = answers[FULL]
-    head = _common(prompts[FULL].plain_token_ids, prompts[NONE].plain_token_ids)
-    return {
-        name: _score(answer, full, gold, said[name], item, computed_tokens(prompts[name], head))
-        for name, answer in answers.items()
-    }
+    said = {(n, name): item.gold for n, item in enumerate(items) for name in methods}
+    for model, adapter in (models.plain, False), (models.adapted, True):
+        mine = [place for place in said if methods[place[1]].adapter == adapter]
+        if model is None or not mine:
+            continue
+        new = model.answers([Ask(prompts[n][name], begun[n], gold[n]) for n, name in mine])
+        answers.update(zip(mine, new, strict=True))
+        astray = {place: a for place, a in zip(mine, new, strict=True) if a.state is not None and generate}
+        if astray:
+            limits = [len(gold[n]) - a.agreed + EXTRA for (n, _), a in astray.items()]
+            texts = model.generate([a.state for a in astray.values() if a.state], limits, profile.eos_token_ids)
+            for (n, name), ids in zip(astray, texts, strict=True):
+                said[n, name] = profile.tokenizer.decode([*gold[n][: answers[n, name].agreed], *ids])
+    out: list[Scores] = [{} for _ in items]
+    for n, name in said:
+        head = _common(prompts[n][FULL].plain_token_ids, prompts[n][NONE].plain_token_ids)
+        computed = computed_tokens(prompts[n][name], head)
+        out[n][name] = _score(answers[n, name], answers[n, FULL], gold[n], said[n, name], items[n], computed)
+    return out
 
 
 def _score(answer: Answer, full: Answer, gold: Sequence[int], said: str, item: Item, computed: int) -> Score:
@@ -63,7 +84,7 @@ def _score(answer: Answer, full: Answer, gold: Sequence[int], said: str, item: I
 
 
 def ask_all(
-    model: MaskedModel,
+    models: Models,
     profile: ModelProfile,
     items: Sequence[Item],
     methods: Mapping[str, Method] = METHODS,
@@ -75,7 +96,7 @@ def ask_all(
     """Every question under every method.
 
     Args:
-        model: that answers.
+        models: that answer.
         profile: of the model.
         items: the questions.
         methods: by name.
@@ -85,12 +106,15 @@ def ask_all(
     """
     lines = resume.read_text(encoding="utf-8").splitlines() if resume and resume.exists() else []
     done = [{name: Score(*row) for name, row in json.loads(line).items()} for line in lines][: len(items)]
-    for i, item in enumerate(items[len(done) :], len(done) + 1):
-        done.append(ask(model, profile, item, methods, generate=generate))
+    at_once = 1 if models.plain.device == "cpu" else AT_ONCE
+    for first in range(len(done), len(items), at_once):
+        some = items[first : first + at_once]
+        new = ask(models, profile, some, methods, generate=generate)
+        done += new
         if resume:
             with resume.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(done[-1]) + "\n")
-        note(f"question {i} of {len(items)} ({item.kind})")
+                file.writelines(json.dumps(scores) + "\n" for scores in new)
+        note(f"question {len(done)} of {len(items)} ({some[-1].kind})")
     return done
 
 

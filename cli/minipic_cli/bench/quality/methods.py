@@ -13,6 +13,7 @@ class Method(NamedTuple):
     options: Mapping[str, Any]
     family: str  # of the plot
     documents: bool = True
+    adapter: bool = False  # whether the model has its adapter on
 
 
 FULL: Final = "full attention"
@@ -27,6 +28,10 @@ METHODS: Final[dict[str, Method]] = {
     **{f"epic {k}, anchored": Method({"layout": "epic", "k": k}, "epic anchored") for k in (8, 31)},
     "prompt cache, block": Method({"layout": "prompt-cache", "base": "block"}, "prompt cache"),
     "prompt cache, anchored": Method({"layout": "prompt-cache"}, "prompt cache"),
+}
+ADAPTED: Final[dict[str, Method]] = {
+    f"{name} + adapter": METHODS[name]._replace(family="adapter", adapter=True)
+    for name in (FULL, "block", "anchored 3", "anchored head")
 }
 QUICK: Final = (FULL, NONE, "block", "anchored 3", "anchored head", "epic 31, block", "epic 31, anchored")
 

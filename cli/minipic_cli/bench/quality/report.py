@@ -39,11 +39,12 @@ def plot(result: Mapping[str, Any], path: Path, note: Callable[[str], None]) -> 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt  # pyright: ignore[reportMissingImports]
 
-    from minipic_cli.bench.quality.methods import METHODS
+    from minipic_cli.bench.quality.methods import ADAPTED, METHODS
 
+    family_of = {name: method.family for name, method in {**METHODS, **ADAPTED}.items()}
     families: dict[str, list[Mapping[str, Any]]] = {}
     for row in result["rows"]:
-        family = METHODS[row["method"]].family
+        family = family_of[row["method"]]
         if family not in ("full", "none"):
             families.setdefault(family, []).append(row)
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
@@ -54,7 +55,7 @@ def plot(result: Mapping[str, Any], path: Path, note: Callable[[str], None]) -> 
         axes.errorbar(x, y, yerr=bars, fmt="o", capsize=3, label=family)
         for r, at in zip(rows, zip(x, y, strict=True), strict=True):
             axes.annotate(r["method"], at, xytext=(6, 3), textcoords="offset points", fontsize=7)
-    full = next(r for r in result["rows"] if METHODS[r["method"]].family == "full")
+    full = next(r for r in result["rows"] if family_of[r["method"]] == "full")
     axes.set_xlabel(f"prompt tokens computed, everything cached (full attention: {full['computed'][0]:.0f})")
     axes.set_ylabel("KL from full attention, nats per token")
     axes.set_yscale("log")

@@ -1,6 +1,5 @@
 """Scores of an answer, and means with bootstrap confidence intervals."""
 
-import random
 import re
 import string
 from collections import Counter
@@ -32,9 +31,9 @@ class Score(NamedTuple):
 
 def bootstrap(values: Sequence[float], *, rounds: int = 2000, seed: int = 0) -> Mean:
     """Percentile bootstrap; the same for the same seed."""
-    source = random.Random(seed)
-    count = len(values)
-    means = sorted(fmean(source.choices(values, k=count)) for _ in range(rounds))
+    all_ = torch.tensor(values, dtype=torch.float64)
+    drawn = torch.randint(len(values), (rounds, len(values)), generator=torch.Generator().manual_seed(seed))
+    means = all_[drawn].mean(1).sort().values.tolist()
     return Mean(fmean(values), means[int(0.025 * rounds)], means[int(0.975 * rounds) - 1])
 
 
