@@ -349,7 +349,7 @@ def test_a_disk_that_can_t_be_written_is_one_line(run, serve, docs: Path, monkey
     else:
         real = sqlite3.connect
         monkeypatch.setattr(
-            "minipic_cli.corpus.manifest.sqlite3.connect",
+            "minipic_cli.corpus.database.sqlite3.connect",
             lambda path, **k: real(f"file:{path}?mode=ro", uri=True, **k) if path else real(path, **k),
         )
         real(os.environ["MINIPIC_MANIFEST"]).execute("CREATE TABLE x(y)").connection.execute("DROP TABLE x")
@@ -387,7 +387,7 @@ def test_two_at_once_on_one_manifest(serve, run, tmp_path: Path) -> None:
 def test_a_locked_manifest_says_so(run, serve, docs: Path, monkeypatch) -> None:
     serve(FakeServer())
     _warm(run, docs)
-    monkeypatch.setattr("minipic_cli.corpus.manifest._BUSY_S", 0.2)
+    monkeypatch.setattr("minipic_cli.corpus.database._BUSY_S", 0.2)
     holder = sqlite3.connect(os.environ["MINIPIC_MANIFEST"], isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     done = run("warm", docs)

@@ -4,7 +4,6 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from minipic_cli.console import note
@@ -13,6 +12,7 @@ from minipic_cli.corpus.entry import Entry
 from minipic_cli.corpus.manifest import Manifest
 from minipic_cli.corpus.reading import WHOLE, Bad, ChangedError, ReadError, Text, texts
 from minipic_cli.corpus.sources import Scope, Source, Stat
+from minipic_cli.corpus.totals import Row, Totals
 from minipic_sdk import ModelProfile, SpansReport, SpanStatus
 from minipic_sdk.keys import span_key
 from minipic_sdk.wire import SpanQuery
@@ -24,56 +24,6 @@ _SENT: Final = 1 << 16  # spans remembered, so that duplicates aren't sent again
 _WARM: Final = frozenset(("hit", "computed", "resident"))
 
 Send = Callable[[Sequence[SpanQuery]], SpansReport]
-
-
-@dataclass
-class Totals:
-    """What a run did."""
-
-    documents: int = 0
-    new: int = 0
-    changed: int = 0
-    unchanged: int = 0
-    vanished: int = 0
-    failed: int = 0  # could not be read
-    left_out: int = 0  # files of directories that are no documents
-    chunks: int = 0
-    tokens: int = 0
-    blocks: int = 0
-    hit: int = 0  # chunks that were cached, or the same as another one
-    computed: int = 0
-    refilled: int = 0  # of the computed ones: had been warm and were gone
-    rejected: int = 0
-    bytes: int = 0  # read
-
-    def to_json(self) -> dict[str, int]:
-        """By name."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-
-@dataclass
-class Row:
-    """One document of this run, as it is shown."""
-
-    id: int
-    name: str
-    change: str  # "new" | "changed" | "unchanged"
-    was_warm: bool = False
-    was_pinned: bool = False
-    loose: bool = False  # the server says that a chunk is not pinned
-    chunks: int = 0
-    tokens: int = 0
-    blocks: int = 0
-    waiting: int = 0  # chunks that are not answered yet
-    complete: bool = False  # all chunks are known
-    counts: dict[str, int] = field(default_factory=dict[str, int])
-    reason: str | None = None
-
-    @property
-    def status(self) -> str:
-        """The worst of its chunks' statuses."""
-        order = ("rejected", "computed", "absent", "partial", "hit", "resident")
-        return next((s for s in order if self.counts.get(s)), "")
 
 
 class Warmer:
