@@ -19,10 +19,11 @@ WINDOW: Final = 1 << 20  # characters looked at together; a longer text is cut i
 _DENSE: Final = 4.5  # characters a token, about: a longer piece is halved before it is tokenised at all
 _WHOLE: Final = 8.0  # characters a token, at most worth a try for a text that may stay whole
 _CONTEXT: Final = 96  # characters behind a boundary that decide its rank among equals
-_HEADING: Final = re.compile(
-    r"^(?P<mark>#{1,6})[ \t]+\S|^(?P<text>\S[^\n]*)\n(?P<under>={3,}|-{3,}|~{3,})[ \t]*$", re.MULTILINE
-)
-_FENCE: Final = re.compile(r"^[ \t]*(```|~~~)[^\n]*$", re.MULTILINE)
+# Lines, each with the newline before it: a pattern that begins with a letter of its own is searched many times faster
+# than one that begins with ^.
+_HEADING: Final = re.compile(r"\n(#{1,6})[ \t]+\S")
+_UNDERLINE: Final = re.compile(r"\n(={3,}|-{3,}|~{3,})[ \t]*(?=\n|\Z)")
+_FENCE: Final = re.compile(r"\n[ \t]*(`{3,}|~{3,})([^\n]*)")
 _UNDER: Final = {"=": 1, "-": 2, "~": 3}
 _BETWEEN: Final = (
     re.compile(r"\n[ \t]*\n\s*"),  # paragraphs
@@ -91,18 +92,21 @@ class Cuts:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        fences = [m.start() for m in _FENCE.finditer(text)]
+        lines = "\n" + text  # what is found at n in it is the line that begins at n in the text
+        fences = list(_fences(lines))
 
         def fenced(at: int) -> bool:
             return bisect_right(fences, at - 1) % 2 == 1  # an odd number of fences stands before it
 
-        self._headings: list[tuple[int, int]] = []  # position, level
-        for match in _HEADING.finditer(text):
-            level = len(match["mark"]) if match["mark"] else _UNDER[match["under"][0]]
-            if not fenced(match.start()):
-                self._headings.append((match.start(), level))
+        levels = {m.start(): len(m[1]) for m in _HEADING.finditer(lines)}
+        for match in _UNDERLINE.finditer(lines):
+            above = lines.rfind("\n", 0, match.start())
+            if above >= 0 and not lines[above + 1].isspace():
+                levels.setdefault(above, _UNDER[match[1][0]])
+        self._headings = sorted((at, level) for at, level in levels.items() if not fenced(at))
         ends = (m.end() for m in _BETWEEN[0].finditer(text))
         self._paragraphs = [at for at in ends if not fenced(at)]
+        self._ranks: dict[int, tuple[int, int]] = {}
 
     def best(self, start: int, stop: int) -> int | None:
         """The boundary to cut [start, stop) at; ``None`` if it can't be cut."""
@@ -132,7 +136,31 @@ class Cuts:
         return start + margin, max(stop - margin, start + margin + 1)
 
     def _rank(self, at: int) -> tuple[int, int]:
-        return crc32(self.text[at : at + _CONTEXT].encode("utf-8", "surrogatepass")), -at
+        rank = self._ranks.get(at)  # asked for at every level of halving
+        if rank is None:
+            context = self.text[at : at + _CONTEXT].encode("utf-8", "surrogatepass")
+            rank = self._ranks[at] = crc32(context), -at
+        return rank
+
+
+def _fences(lines: str) -> Iterator[int]:
+    """Where code blocks begin and end, in turn."""
+    opened = ""
+    for match in _FENCE.finditer(lines):
+        run, info = match[1], match[2].strip()
+        if opened:
+            if run.startswith(opened) and not info:
+                opened = ""
+                yield match.start()
+        elif not _underlines(lines, match) and "`" not in info:  # with one it is code inside a line
+            opened = run
+            yield match.start()
+
+
+def _underlines(lines: str, match: re.Match[str]) -> bool:
+    """Whether a run of tildes is not a fence but makes a heading of the line above, as in reStructuredText."""
+    above = lines[lines.rfind("\n", 0, match.start()) + 1 : match.start()].rstrip()
+    return match[1][0] == "~" and not match[2].strip() and 0 < len(above) <= len(match[1])
 
 
 def _windows(pieces: Iterable[str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ It holds the token ids of the documents, hence their text in effect; of a cache 
 import time
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from minipic_cli.corpus.database import Database
@@ -74,37 +74,42 @@ class Manifest(Database):
 
     def begin(self, target: int, source: str, file: str, name: str, *, public: bool, chunk_tokens: int) -> int:
         """A document is read anew; what it was is forgotten. Returns its id."""
+        fresh = (file, name, public, chunk_tokens, time.time())
         with self.write():
-            self._db.execute(
-                "INSERT INTO documents(target, source, file, name, public, chunk_tokens, chunks, tokens, blocks, state, "
-                "seen_at, pinned) VALUES(?, ?, ?, ?, ?, ?, 0, 0, 0, 'read', ?, 0) ON CONFLICT(target, source) DO UPDATE "
-                "SET name = excluded.name, file = excluded.file, public = excluded.public, content = NULL, chunks = 0, "
-                "chunk_tokens = excluded.chunk_tokens, tokens = 0, blocks = 0, state = 'read', reason = NULL, "
-                "seen_at = excluded.seen_at, pinned = 0, expires_at = NULL",
-                (target, source, file, name, public, chunk_tokens, time.time()),
+            made = self._db.execute(
+                "INSERT INTO documents(target, source, file, name, public, chunk_tokens, seen_at, chunks, tokens, blocks, "
+                "state, pinned) VALUES(?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 'read', 0) ON CONFLICT DO NOTHING",
+                (target, source, *fresh),
             )
-            row = self._db.execute("SELECT id FROM documents WHERE target = ? AND source = ?", (target, source))
-            document = row.fetchone()[0]
+            if made.rowcount:
+                assert made.lastrowid is not None
+                return made.lastrowid
+            key = "target = ? AND source = ?", (target, source)
+            self._db.execute(
+                "UPDATE documents SET file = ?, name = ?, public = ?, chunk_tokens = ?, seen_at = ?, chunks = 0, "
+                "tokens = 0, blocks = 0, state = 'read', pinned = 0, content = NULL, reason = NULL, expires_at = NULL "
+                f"WHERE {key[0]}",
+                (*fresh, *key[1]),
+            )
+            document = self._db.execute(f"SELECT id FROM documents WHERE {key[0]}", key[1]).fetchone()[0]
             self._forget_spans(document)
             return document
 
-    def add(self, document: int, spans: Iterable[tuple[int, bytes, list[int], int]]) -> None:
-        """Record chunks: ordinal, key, ids, blocks."""
+    def add(
+        self, document: int, spans: Sequence[tuple[int, bytes, list[int], int]], content: bytes | None = None
+    ) -> None:
+        """Record chunks: ordinal, key, ids, blocks; and with the last ones the digest of the document's text."""
         with self.write():
             for ordinal, key, ids, blocks in spans:
                 self._db.execute("INSERT OR REPLACE INTO spans VALUES(?, ?, ?)", (document, ordinal, key))
-                packed = zlib.compress(array("I", ids).tobytes(), 1)
-                row = (key, len(ids), blocks, packed)
+                row = (key, len(ids), blocks, _packed(ids))
                 self._db.execute("INSERT OR IGNORE INTO contents VALUES(?, ?, ?, ?)", row)
-                self._db.execute(
-                    "UPDATE documents SET chunks = chunks + 1, tokens = tokens + ?, blocks = blocks + ? WHERE id = ?",
-                    (len(ids), blocks, document),
-                )
-
-    def finish(self, document: int, content: bytes) -> None:
-        """A document was read to its end."""
-        with self.write():
-            self._db.execute("UPDATE documents SET content = ? WHERE id = ?", (content, document))
+            more = (len(spans), sum(len(ids) for _, _, ids, _ in spans), sum(blocks for *_, blocks in spans))
+            self._db.execute(
+                "UPDATE documents SET chunks = chunks + ?, tokens = tokens + ?, blocks = blocks + ?, content = ? "
+                "WHERE id = ?",
+                (*more, content, document),
+            )
 
     def see(self, document: int) -> None:
         """A document is still there, with the same text."""
@@ -212,3 +217,8 @@ class Manifest(Database):
             Entry(**{**m, "public": bool(m["public"]), "pinned": bool(m["pinned"]), "salt": m["salt"] or None})
             for m in made
         ]
+
+
+def _packed(ids: list[int]) -> bytes:
+    pack = zlib.compressobj(1, zlib.DEFLATED, 12, 5)  # a small window: to set up the usual one takes a passage longer
+    return pack.compress(array("I", ids).tobytes()) + pack.flush()

@@ -152,14 +152,14 @@ class Warmer:
         row = Row(0, text.name, change)
         held: list[tuple[int, bytes, list[int], int]] = []
 
-        def record() -> None:
+        def record(content: bytes | None = None) -> None:
             nonlocal document
             with self._manifest.write():
                 if document is None:
                     document = self._manifest.begin(
                         self._target, key, source.key, text.name, public=text.public, chunk_tokens=self._chunk_tokens
                     )
-                self._manifest.add(document, held)
+                self._manifest.add(document, held, content)
             row.id = document
             queries = [self._query(text.name, text.public, known) for known in held]
             held.clear()
@@ -167,12 +167,10 @@ class Warmer:
                 self._queue(row, span_hash, query)
 
         for ordinal, chunk in enumerate(self._chunker.chunks(pieces, text.title)):
-            held.append(self._span(ordinal, chunk))
             if len(held) == BATCH_SPANS:
                 record()
-        record()
-        assert document is not None
-        self._manifest.finish(document, digest.digest())
+            held.append(self._span(ordinal, chunk))
+        record(digest.digest())
         self._close(row)
 
     def _again(self, entry: Entry) -> None:
