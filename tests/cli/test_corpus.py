@@ -96,6 +96,24 @@ def test_code_fences_are_not_headings() -> None:
     assert [level for _, level in cuts._headings] == [1, 2, 2]
 
 
+@pytest.mark.parametrize(
+    ("text", "headings"),
+    [
+        ("A\n~~~\n\ntext\n\nOther part\n~~~~~~~~~~\n\nmore", ["A", "Other part"]),
+        ("A\n===\n\n~~~\n# code\n}\n~~~\n\n# B", ["A", "# B"]),
+        ("````\n```\n# code\n```\n# code\n````\n# B", ["# B"]),
+        ("Run\n```ls``` now.\n\n# B", ["# B"]),
+        ("# A\n\n``` sh\n# code\n``` sh\n# code", ["# A"]),
+        ("====\nA\n====\n\n - x\n---\n", ["A"]),
+        ("A\n-- \n---\n--\n#\n#B\n", ["-- "]),
+    ],
+    ids=["rst", "tildes", "longer fence", "inline code", "never closed", "overlined", "nearly"],
+)
+def test_what_is_a_heading(text: str, headings: list[str]) -> None:
+    cuts = chunking.Cuts(text)
+    assert [text[at:].split("\n")[0] for at, _ in cuts._headings] == headings
+
+
 def test_html_becomes_readable_text() -> None:
     page = """<!doctype html><html><head><title>T</title><style>p{}</style></head><body><nav>menu</nav>
     <h1>Title &amp; more</h1><p>One <b>bold</b>
