@@ -29,13 +29,13 @@ def _book(seed: int, paragraphs: int) -> list[str]:
 
 def _cut(text: str, limit: int = 256, piece: int = 1 << 16) -> list[str]:
     pieces = (text[i : i + piece] for i in range(0, len(text), piece))
-    return [c.text for c in Chunker(ModelProfile.default().encode, limit).chunks(pieces)]
+    return [c.text for c in Chunker(ModelProfile.default().encode_batch, limit).chunks(pieces)]
 
 
 def test_chunks_fit_and_lose_nothing() -> None:
     text = "\n\n".join(_book(1, 300))
     profile = ModelProfile.default()
-    made = list(Chunker(profile.encode, 256).chunks([text]))
+    made = list(Chunker(profile.encode_batch, 256).chunks([text]))
     sizes = [len(c.ids) for c in made]
     assert max(sizes) <= 256
     assert sum(sizes) / len(sizes) > 100
@@ -86,7 +86,7 @@ def test_what_has_no_structure_is_cut_anyway() -> None:
         "line of code()\n" * 800,
         " " * 9000 + "end",
     ):
-        made = list(Chunker(fake_profile().encode, 500).chunks([text]))
+        made = list(Chunker(fake_profile().encode_batch, 500).chunks([text]))
         assert all(0 < len(c.ids) <= 500 for c in made)
         assert "".join("".join(c.text for c in made).split()) == "".join(text.split())
 

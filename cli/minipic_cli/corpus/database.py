@@ -14,7 +14,7 @@ from minipic_cli.errors import CLIError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-VERSION: Final = 1
+VERSION: Final = 2
 _APPLICATION: Final = 0x4D504943  # "MPIC" in the file's header
 _BUSY_S: Final = 30.0
 _SCHEMA: Final = """
@@ -67,7 +67,10 @@ class Database:
         if self._db.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION:
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version != VERSION:
-                raise CLIError(f"the manifest {self.path} is of version {version}, this MiniPIC reads {VERSION}")
+                raise CLIError(
+                    f"the manifest {self.path} is of version {version}, this MiniPIC reads {VERSION}: delete it, "
+                    "`minipic warm` makes it anew"
+                )
             return
         if self._made():
             raise CLIError(f"{self.path} is an SQLite file of something else: name another with --manifest")

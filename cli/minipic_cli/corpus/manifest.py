@@ -4,7 +4,6 @@ It holds the token ids of the documents, hence their text in effect; of a cache 
 """
 
 import time
-import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -102,7 +101,7 @@ class Manifest(Database):
         with self.write():
             for ordinal, key, ids, blocks in spans:
                 self._db.execute("INSERT OR REPLACE INTO spans VALUES(?, ?, ?)", (document, ordinal, key))
-                row = (key, len(ids), blocks, _packed(ids))
+                row = (key, len(ids), blocks, array("H" if max(ids, default=0) < 1 << 16 else "I", ids).tobytes())
                 self._db.execute("INSERT OR IGNORE INTO contents VALUES(?, ?, ?, ?)", row)
             more = (len(spans), sum(len(ids) for _, _, ids, _ in spans), sum(blocks for *_, blocks in spans))
             self._db.execute(
@@ -164,15 +163,14 @@ class Manifest(Database):
         while True:  # a few at a time: a document may be large, and nobody should wait for an open cursor
             with self._clear():
                 rows = self._db.execute(
-                    "SELECT s.ordinal, s.key, c.ids, c.blocks FROM spans s JOIN contents c ON c.key = s.key "
+                    "SELECT s.ordinal, s.key, c.tokens, c.ids, c.blocks FROM spans s JOIN contents c ON c.key = s.key "
                     "WHERE s.document = ? AND s.ordinal > ? ORDER BY s.ordinal LIMIT 64",
                     (document, at),
                 ).fetchall()
-            for ordinal, key, packed, blocks in rows:
-                try:
-                    ids = array("I", zlib.decompress(packed)).tolist()
-                except (zlib.error, ValueError) as error:
-                    raise self._error(error) from error
+            for ordinal, key, tokens, packed, blocks in rows:
+                if len(packed) not in (2 * tokens, 4 * tokens):
+                    raise self._error(ValueError(f"{len(packed)} bytes for a span of {tokens} tokens"))
+                ids = array("H" if len(packed) == 2 * tokens else "I", packed).tolist()
                 yield ordinal, key, ids, blocks
                 at = ordinal
             if not rows:
@@ -217,8 +215,3 @@ class Manifest(Database):
             Entry(**{**m, "public": bool(m["public"]), "pinned": bool(m["pinned"]), "salt": m["salt"] or None})
             for m in made
         ]
-
-
-def _packed(ids: list[int]) -> bytes:
-    pack = zlib.compressobj(1, zlib.DEFLATED, 12, 5)  # a small window: to set up the usual one takes a passage longer
-    return pack.compress(array("I", ids).tobytes()) + pack.flush()

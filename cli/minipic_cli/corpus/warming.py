@@ -3,11 +3,11 @@
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from minipic_cli.console import note
-from minipic_cli.corpus.chunking import Chunk, Chunker
+from minipic_cli.corpus.chunking import WINDOW, Chunk, Chunker
 from minipic_cli.corpus.entry import Entry
 from minipic_cli.corpus.manifest import Manifest
 from minipic_cli.corpus.reading import WHOLE, Bad, ChangedError, ReadError, Text, texts
@@ -62,7 +62,7 @@ class Warmer:
         self._manifest, self._profile, self._send = manifest, profile, send
         self._chunk_tokens, self._encoding, self._advance = chunk_tokens, encoding, advance
         self._pinned, self._ttl = pinned, ttl
-        self._chunker = Chunker(profile.encode, chunk_tokens)
+        self._chunker = Chunker(profile.encode_batch, chunk_tokens)
         self._target = manifest.target(profile.model, profile.fingerprint, salt)
         self._anchor = profile.anchor_token_ids
         self._batch: list[tuple[Row, bytes, SpanQuery]] = []
@@ -107,7 +107,8 @@ class Warmer:
         since, bad = time.time(), False
         for attempt in (1, 2):
             try:
-                for number, text in enumerate(texts(source, self._encoding)):
+                found = texts(source, self._encoding)
+                for number, text in enumerate(self._ahead(found) if source.format == "jsonl" else found):
                     if source.format == "jsonl":
                         if number % BATCH_SPANS == 0:
                             self._manifest.release()
@@ -125,6 +126,25 @@ class Warmer:
         if not bad:
             gone = self._manifest.finish_file(self._target, source.key, stat, self._chunk_tokens, since)
             self.totals.vanished += gone
+
+    def _ahead(self, found: Iterator[Text | Bad]) -> Iterator[Text | Bad]:
+        """The same, read some ahead so that the texts of new documents are tokenised together."""
+        some: list[Text | Bad] = []
+        new: list[tuple[str, str | None]] = []
+        try:
+            for text in found:
+                some.append(text)
+                if isinstance(text, Text) and self._manifest.document(self._target, text.key) is None:
+                    new.append(("".join(text.pieces), text.title))
+                if len(some) == BATCH_SPANS or sum(len(whole) for whole, _ in new) > WINDOW:
+                    self._chunker.prepare(new)
+                    yield from some
+                    some, new = [], []
+        except ReadError:
+            yield from some  # what came before it is as good as ever
+            raise
+        self._chunker.prepare(new)
+        yield from some
 
     def _text(self, source: Source, text: Text, *, whole: bool) -> None:
         if text.encoding is not None:
@@ -261,7 +281,7 @@ class Warmer:
                 elif self._pinned:
                     self._manifest.pin(row.id, self._ttl)
 
-    def _watched(self, pieces: Iterator[str], digest: Any) -> Iterator[str]:
+    def _watched(self, pieces: Iterable[str], digest: Any) -> Iterator[str]:
         """Pieces, hashed and counted on the way."""
         for piece in pieces:
             digest.update(piece.encode("utf-8", "surrogatepass"))

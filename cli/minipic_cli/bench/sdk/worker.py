@@ -74,19 +74,19 @@ def warm(path: str) -> dict[str, Any]:
     Returns:
         Bytes, seconds of processor time, what was found, and the process's peak memory in MiB.
     """
-    profile = ModelProfile.default()
-    profile.encode("loaded")
+    served = ModelProfile.default().to_json()
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == PROFILE_PATH:
-            return httpx.Response(200, json=profile.to_json())
+            return httpx.Response(200, json=served)
         # Counted, not parsed: reading ids costs the server, not the client.
         told = {"name": "", "status": "computed", "reason": "first seen", "tokens": 1, "blocks": 1}
         return httpx.Response(200, json={"spans": [told] * request.content.count(b'"token_ids"')})
 
     http = httpx.Client(transport=httpx.MockTransport(answer))
     with tempfile.TemporaryDirectory() as folder, MiniPIC(http_client=http) as client:
-        client.profile()
+        profile = client.profile()
+        client.warm(["Tokenizer and fingerprint are there now."])
         begin = time.process_time()
         with Manifest(Path(folder, "corpus.db")) as manifest:
             warmer = Warmer(manifest, profile, client.warm, chunk_tokens=DEFAULT_TOKENS)
