@@ -56,7 +56,7 @@ class HFTokenizer:
 
     def encode(self, text: str, *, opening: bool = False) -> list[int]:
         """Ids of ``text`` as ordinary text (see ``Tokenizer.encode``)."""
-        return self._encode([text], "" if opening else self._marker)[0]
+        return self._encode([text], "" if opening else self._marker)[0] if text else []
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text; several at a time take less time each, since the vocabulary stays in the processor's cache."""
