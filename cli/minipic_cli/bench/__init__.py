@@ -138,7 +138,7 @@ def _quality(
 def _sdk(
     repetitions: Annotated[
         int, typer.Option("--repetitions", min=1, help="Of every measurement of imports and corpora.")
-    ] = 5,
+    ] = 3,
     small: Annotated[bool, typer.Option("--small", help="A dry run on tiny sizes.")] = False,
     out: Out = None,
     as_json: options.AsJson = False,
