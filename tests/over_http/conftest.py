@@ -1,6 +1,5 @@
 """Real servers over HTTP, with the bundled model: MiniPIC behind an API key, and stock vLLM. Each starts once."""
 
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -14,8 +13,7 @@ from over_http import KEY, OPTIONS, SMALL
 @pytest.fixture(scope="session")
 def served() -> Iterator[str]:
     """Address of `minipic serve`, which asks for a key."""
-    compact = json.dumps({"backend": "xgrammar", "disable_any_whitespace": True})  # where small models lose themselves
-    options = (*OPTIONS, "--api-key", KEY, "--enable-scale-out", "--structured-outputs-config", compact)
+    options = (*OPTIONS, "--api-key", KEY, "--enable-scale-out")
     with minipic_server(str(default_model_dir()), options, SMALL) as server:
         server.wait_ready()
         yield server.url
