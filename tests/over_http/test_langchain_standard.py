@@ -24,6 +24,17 @@ class TestChat(ChatSuite):
     def model_override_value(self):
         return MODEL
 
+    @pytest.mark.xfail(
+        reason="JSON of the right keys, which nothing enforces in this mode: too much for 135M parameters"
+    )
+    def test_json_mode(self, model):
+        super().test_json_mode(model)
+
+    @pytest.mark.xfail(reason="that a tool is to be called, the model must find out: too much for 135M parameters")
+    @pytest.mark.parametrize("model", [{}, {"output_version": "v1"}], indirect=True)
+    def test_agent_loop(self, model):
+        super().test_agent_loop(model)
+
 
 class TestRetriever(RetrieverSuite):
     @pytest.fixture(autouse=True)
