@@ -21,6 +21,7 @@ from over_http import KEY, OPTIONS, SMALL, minipic
 TEXTS = {f"house-{n}.md": f"House {n} of the lane has {n + 2} windows and a red door." for n in range(3)}
 LIMIT_S = 120.0
 ESSAY = [{"role": "user", "content": "Write a long essay about the sea."}]
+ENDLESS = {"ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +67,8 @@ def test_killed_in_the_middle_of_everything(mortal, served, tmp_path) -> None:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("MINIPIC")}
     command = [sys.executable, "-m", "minipic_cli", "warm", str(folder), "--manifest", str(manifest)]
     with MiniPIC(base_url=mortal.url) as client, ThreadPoolExecutor(1) as pool:
-        stream = client.chat(ESSAY, max_tokens=1900, stream=True)
-        chat = pool.submit(client.chat, ESSAY, max_tokens=1900)
+        stream = client.chat(ESSAY, max_tokens=1900, extra_body=ENDLESS, stream=True)
+        chat = pool.submit(client.chat, ESSAY, max_tokens=1900, extra_body=ENDLESS)
         next(stream)
         warming = subprocess.Popen(
             [*command, "--base-url", mortal.url], env=kept, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
