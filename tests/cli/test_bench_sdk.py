@@ -38,4 +38,5 @@ def test_a_failing_measurement_is_one_line(run, tmp_path, monkeypatch) -> None:
     done = run("bench", "sdk", "--small", "--repetitions", "1", "--out", tmp_path / "sdk.json")
     assert done.code == 1
     assert "MiniPIC()` loads httpx" in done.err.strip().splitlines()[-1]
-    assert not (tmp_path / "sdk.json").exists()
+    kept = json.loads((tmp_path / "sdk.json").read_text())["rows"]
+    assert [row["name"] for row in kept] == ["sdk_request_overhead", "sdk_import"]

@@ -147,8 +147,8 @@ def _sdk(
     """What the client's side costs: a request, an import, tokenising a corpus. Needs no server and no model."""
     from minipic_cli.bench import sdk as bench
 
-    result = bench.run(bench.SMALL if small else bench.Sizes(), repetitions, console.note)
-    merge_rows(out or bench.RESULTS, result["rows"])
+    sizes = bench.SMALL if small else bench.Sizes()
+    result = bench.run(sizes, repetitions, console.note, lambda rows: merge_rows(out or bench.RESULTS, rows))
     _report(result, as_json)
 
 

@@ -1,7 +1,7 @@
 """The SDK benchmark: what the client's side costs a request, an import and a corpus; no server, no model.
 
-Each measurement runs in a process of its own. Rates and times of a corpus are of processor time on one core, so that
-other load on the machine counts little.
+Each measurement runs in a process of its own, on one core. All times are of processor time, since nothing waits for
+anything: other load on the machine counts less.
 """
 
 import json
@@ -10,7 +10,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,11 +22,12 @@ from minipic_sdk.errors import MiniPICError
 RESULTS: Final = Path("benchmarks/results/sdk.json")
 HEAVY: Final = ("torch", "vllm", "transformers", "langchain_core", "llama_index", "haystack", "openai", "numpy")
 _IMPORT: Final = (
-    "import sys, time; begin = time.perf_counter(); {code}; taken = time.perf_counter() - begin; "
+    "import sys, time; begin = time.process_time(); {code}; taken = time.process_time() - begin; "
     "import json; print(json.dumps(dict(seconds=taken, loaded=sorted(set(sys.modules) & set({heavy!r})))))"
 )
 
 Note = Callable[[str], None]
+Keep = Callable[[Sequence[dict[str, Any]]], None]
 
 
 class Sizes(NamedTuple):
@@ -45,13 +47,14 @@ class BenchmarkError(MiniPICError):
     """A measurement's process failed."""
 
 
-def run(sizes: Sizes, repetitions: int, note: Note) -> dict[str, Any]:
+def run(sizes: Sizes, repetitions: int, note: Note, keep: Keep) -> dict[str, Any]:
     """Measure everything.
 
     Args:
         sizes: how much.
         repetitions: of every measurement of imports and corpora.
         note: told what is being done.
+        keep: given rows as soon as they are there.
 
     Returns:
         ``{"rows": [...]}``; in a row ``value`` has the goal, ``baseline`` is the same without us, ``spread`` is that of
@@ -60,26 +63,34 @@ def run(sizes: Sizes, repetitions: int, note: Note) -> dict[str, Any]:
     Raises:
         BenchmarkError: a measurement's process failed, or the import is not light.
     """
-    note(f"{sizes.requests} requests over {DOCUMENTS} documents of {DOCUMENT_TOKENS} tokens")
-    rows = [_requests(sizes.requests)]
-    note("imports")
-    rows += [
-        _import("sdk_import", "import minipic_sdk", repetitions),
-        _import("sdk_import_used", "from minipic_sdk import Document, MiniPIC, Prompt; MiniPIC()", repetitions),
-    ]
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="minipic-bench-") as name:
-        folder = Path(name)
-        for row, size, write in (
-            ("sdk_warm_files", sizes.files, write_files),
-            ("sdk_warm_file", sizes.file, write_file),
-            ("sdk_warm_jsonl", sizes.lines, write_lines),
-        ):
-            note(f"{row}: {size:g} MB")
-            rows.append(_rate(row, write(folder / row, size), repetitions))
-        note(f"memory: {sizes.lines:g} and {sizes.many_lines:g} MB of JSON lines")
-        few, many = (write_lines(folder / f"lines-{size:g}", size) for size in (sizes.lines, sizes.many_lines))
-        rows.append(_memory(few, many, repetitions))
+        for what, measure in _measurements(Path(name), sizes, repetitions):
+            note(what)
+            rows.append(measure())
+            keep(rows[-1:])
     return {"rows": rows}
+
+
+def _measurements(folder: Path, sizes: Sizes, repetitions: int) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """What is measured, and how; corpora are written as they are needed."""
+    yield (
+        f"{sizes.requests} requests over {DOCUMENTS} documents of {DOCUMENT_TOKENS} tokens",
+        lambda: _requests(sizes.requests),
+    )
+    for row, code in (
+        ("sdk_import", "import minipic_sdk"),
+        ("sdk_import_used", "from minipic_sdk import Document, MiniPIC, Prompt; MiniPIC()"),
+    ):
+        yield code, partial(_import, row, code, repetitions)
+    for row, size, write in (
+        ("sdk_warm_files", sizes.files, write_files),
+        ("sdk_warm_file", sizes.file, write_file),
+        ("sdk_warm_jsonl", sizes.lines, write_lines),
+    ):
+        yield f"{row}: {size:g} MB", partial(_rate, row, write(folder / row, size), repetitions)
+    few, many = (write_lines(folder / f"lines-{size:g}", size) for size in (sizes.lines, sizes.many_lines))
+    yield f"memory for {sizes.lines:g} and {sizes.many_lines:g} MB", lambda: _memory(few, many, repetitions)
 
 
 def _requests(count: int) -> dict[str, Any]:
