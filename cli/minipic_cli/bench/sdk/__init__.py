@@ -78,11 +78,11 @@ def _measurements(folder: Path, sizes: Sizes, repetitions: int) -> Iterator[tupl
         f"{sizes.requests} requests over {DOCUMENTS} documents of {DOCUMENT_TOKENS} tokens",
         lambda: _requests(sizes.requests),
     )
-    for row, code in (
-        ("sdk_import", "import minipic_sdk"),
-        ("sdk_import_used", "from minipic_sdk import Document, MiniPIC, Prompt; MiniPIC()"),
+    for row, code, goal in (
+        ("sdk_import", "import minipic_sdk", "at most 150 ms"),
+        ("sdk_import_used", "from minipic_sdk import Document, MiniPIC, Prompt; MiniPIC()", "none"),
     ):
-        yield code, partial(_import, row, code, repetitions)
+        yield code, partial(_import, row, code, goal, repetitions)
     for row, size, write in (
         ("sdk_warm_files", sizes.files, write_files),
         ("sdk_warm_file", sizes.file, write_file),
@@ -110,7 +110,7 @@ def _requests(count: int) -> dict[str, Any]:
     }
 
 
-def _import(name: str, code: str, repetitions: int) -> dict[str, Any]:
+def _import(name: str, code: str, goal: str, repetitions: int) -> dict[str, Any]:
     """An import in a fresh process, against that of httpx."""
     pairs: list[tuple[float, float]] = []
     for _ in range(repetitions + 1):  # the first one reads from disk
@@ -127,7 +127,7 @@ def _import(name: str, code: str, repetitions: int) -> dict[str, Any]:
             [ours / theirs for ours, theirs in pairs],
             f"ms of `{code}`; ratio is to `import httpx`",
         ),
-        "goal": "at most 150 ms",
+        "goal": goal,
     }
 
 
