@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from minipic_sdk.layouts import PromptLayout
 
 DERENDER: Final = "/v1/chat/completions/derender"
+_BARE: Final = frozenset(("type", "properties", "required", "additionalProperties", "title", "description"))
 _OFF: Final = frozenset((403, 404, 405, 501))  # vLLM serves the route with --enable-scale-out only
 
 
@@ -85,6 +86,8 @@ def forced_call(turn: Turn) -> dict[str, Any]:
     for tool in tools:
         arguments: dict[str, Any] = {"type": "object", **tool.parameters}
         shared |= arguments.pop("$defs", {})  # references are from the root
+        if arguments.keys() <= _BARE and not arguments.get("properties") and not arguments.get("additionalProperties"):
+            arguments = {"const": {}}  # not just an empty object: small models fill one with space and don't come back
         calls.append(
             {
                 "type": "object",

@@ -32,7 +32,5 @@ def text_key(fingerprint: str, before: Iterable[str], token_ids: Sequence[int]) 
 
 
 def _key(domain: str, fingerprint: str, before: Iterable[str], *runs: Sequence[int]) -> str:
-    digest = sha256("\0".join((domain, fingerprint, *before, "")).encode())
-    for run in runs:
-        digest.update(b"%d:" % len(run) + array("I", run).tobytes())
-    return digest.hexdigest()[:32]
+    named = "\0".join((domain, fingerprint, *before, "")).encode()
+    return sha256(named + b"".join([b"%d:" % len(run) + array("I", run).tobytes() for run in runs])).hexdigest()[:32]

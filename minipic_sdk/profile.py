@@ -104,6 +104,10 @@ class ModelProfile:
         """Ids of a piece of text that stands inside a prompt, on its own; cached by content."""
         return self._cache.get(text, self.tokenizer.encode)
 
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, as ``encode`` gives them; for many texts faster than one by one."""
+        return self._cache.get_batch(texts, self.tokenizer.encode_batch)
+
     def encode_parts(
         self, parts: "Iterable[str | Literally]", *, opening: bool = False, anchored: bool = False
     ) -> list[int]:

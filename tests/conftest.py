@@ -1,8 +1,10 @@
-"""Shared by all tests: quiet, single-threaded vLLM, and `reference` and `invariants` importable."""
+"""Shared by all tests: quiet, single-threaded vLLM, and the packages beside this file importable."""
 
 import os
 import sys
 from pathlib import Path
+
+import pytest
 
 # Before anything imports torch or vLLM: one process, one thread, no compilation, no network.
 for _name, _value in {
@@ -17,3 +19,25 @@ for _name, _value in {
 }.items():
     os.environ.setdefault(_name, _value)
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "vcr: of langchain-tests; we record nothing")
+    config.addinivalue_line("markers", "benchmark: of langchain-tests")
+
+
+# In place of four pytest plugins that langchain-tests would need for three tests.
+@pytest.fixture
+def vcr() -> None:
+    """For the one test that replays recordings, which skips itself."""
+
+
+@pytest.fixture
+def snapshot() -> None:
+    """For the one test of serialisable models: LangChain reads back only those on its own list."""
+
+
+@pytest.fixture
+def benchmark():
+    """In place of pytest-benchmark: runs it once."""
+    return lambda function, *args, **kwargs: function(*args, **kwargs)

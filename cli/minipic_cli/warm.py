@@ -17,7 +17,8 @@ from minipic_cli.corpus.entry import default_path
 from minipic_cli.corpus.manifest import Manifest
 from minipic_cli.corpus.room import Room
 from minipic_cli.corpus.sources import FORMATS, STDIN, expand, of_stdin, scope, size_of, walk
-from minipic_cli.corpus.warming import SHOWN, Send, Totals, Warmer
+from minipic_cli.corpus.totals import Totals
+from minipic_cli.corpus.warming import SHOWN, Send, Warmer
 from minipic_cli.errors import CLIError
 from minipic_sdk import APIConnectionError, MiniPIC, MiniPICError, ModelProfile, NotFoundError
 

@@ -37,6 +37,10 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, as ``encode`` of one that doesn't open the prompt."""
+        ...
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids``, special tokens spelled out."""
         ...

@@ -56,16 +56,23 @@ class HFTokenizer:
 
     def encode(self, text: str, *, opening: bool = False) -> list[int]:
         """Ids of ``text`` as ordinary text (see ``Tokenizer.encode``)."""
-        if not text:
-            return []
-        lead = "" if opening else self._marker
-        # The batch call is the one that skips character offsets, which take a quarter of the time.
+        return self._encode([text], "" if opening else self._marker)[0] if text else []
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text; several at a time take less time each, since the vocabulary stays in the processor's cache."""
+        return self._encode(texts, self._marker)
+
+    def _encode(self, texts: Sequence[str], lead: str) -> list[list[int]]:
+        # The batch call is also the one that skips character offsets, which take a quarter of the time.
         try:
-            encoded = self._inner.encode_batch_fast([lead + text], add_special_tokens=False)
+            encoded = self._inner.encode_batch_fast([lead + text for text in texts], add_special_tokens=False)
         except TypeError:  # the package says no more than that
             raise InputError("the text holds a lone surrogate: it was not decoded as what it is") from None
-        ids = encoded[0].ids[bool(lead) :]
-        return ids if self._forbidden.isdisjoint(ids) else self._encode_broken(text, lead)
+        out: list[list[int]] = []
+        for text, one in zip(texts, encoded, strict=True):
+            ids = one.ids[bool(lead) :]
+            out.append(ids if self._forbidden.isdisjoint(ids) else self._encode_broken(text, lead))
+        return out
 
     def _encode_broken(self, text: str, lead: str) -> list[int]:
         """A vocabulary may hold markup as an ordinary piece (Unigram): break such a piece in two."""

@@ -52,6 +52,10 @@ class TiktokenTokenizer:
             at = match.end()
         return pieces + self._inner.encode_ordinary(text[at:])
 
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text."""
+        return [self.encode(text) for text in texts]
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids``."""
         return self._inner.decode(token_ids)

@@ -29,13 +29,13 @@ def _book(seed: int, paragraphs: int) -> list[str]:
 
 def _cut(text: str, limit: int = 256, piece: int = 1 << 16) -> list[str]:
     pieces = (text[i : i + piece] for i in range(0, len(text), piece))
-    return [c.text for c in Chunker(ModelProfile.default().encode, limit).chunks(pieces)]
+    return [c.text for c in Chunker(ModelProfile.default().encode_batch, limit).chunks(pieces)]
 
 
 def test_chunks_fit_and_lose_nothing() -> None:
     text = "\n\n".join(_book(1, 300))
     profile = ModelProfile.default()
-    made = list(Chunker(profile.encode, 256).chunks([text]))
+    made = list(Chunker(profile.encode_batch, 256).chunks([text]))
     sizes = [len(c.ids) for c in made]
     assert max(sizes) <= 256
     assert sum(sizes) / len(sizes) > 100
@@ -86,7 +86,7 @@ def test_what_has_no_structure_is_cut_anyway() -> None:
         "line of code()\n" * 800,
         " " * 9000 + "end",
     ):
-        made = list(Chunker(fake_profile().encode, 500).chunks([text]))
+        made = list(Chunker(fake_profile().encode_batch, 500).chunks([text]))
         assert all(0 < len(c.ids) <= 500 for c in made)
         assert "".join("".join(c.text for c in made).split()) == "".join(text.split())
 
@@ -94,6 +94,24 @@ def test_what_has_no_structure_is_cut_anyway() -> None:
 def test_code_fences_are_not_headings() -> None:
     cuts = chunking.Cuts("# Real\n\ntext\n\n```\n# comment\n\ncode\n```\n\n## Also real\n\nUnder\n-----\n\ntext")
     assert [level for _, level in cuts._headings] == [1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "headings"),
+    [
+        ("A\n~~~\n\ntext\n\nOther part\n~~~~~~~~~~\n\nmore", ["A", "Other part"]),
+        ("A\n===\n\n~~~\n# code\n}\n~~~\n\n# B", ["A", "# B"]),
+        ("````\n```\n# code\n```\n# code\n````\n# B", ["# B"]),
+        ("Run\n```ls``` now.\n\n# B", ["# B"]),
+        ("# A\n\n``` sh\n# code\n``` sh\n# code", ["# A"]),
+        ("====\nA\n====\n\n - x\n---\n", ["A"]),
+        ("A\n-- \n---\n--\n#\n#B\n", ["-- "]),
+    ],
+    ids=["rst", "tildes", "longer fence", "inline code", "never closed", "overlined", "nearly"],
+)
+def test_what_is_a_heading(text: str, headings: list[str]) -> None:
+    cuts = chunking.Cuts(text)
+    assert [text[at:].split("\n")[0] for at, _ in cuts._headings] == headings
 
 
 def test_html_becomes_readable_text() -> None:

@@ -153,6 +153,32 @@ def test_jsonl_names_titles_and_bad_lines(run, serve, tmp_path: Path) -> None:
     assert text == "Chapter\nTitled.\n\n"
 
 
+def test_lines_before_a_bad_end_of_a_file_are_warm(run, serve, tmp_path: Path, monkeypatch) -> None:
+    serve(FakeServer())
+    monkeypatch.setattr("minipic_cli.corpus.reading.MAX_LINE", 1 << 20)
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"text": "One."}\n{"text": "Two."}\n' + '{"text": "' + "x" * (1 << 20))
+    done = run("warm", path, "--json")
+    assert (done.code, json.loads(done.out)["computed"]) == (1, 2)
+    assert "line 3 is longer than 1 MiB" in done.err
+
+
+def test_texts_of_new_lines_are_tokenised_together(run, serve, tmp_path: Path, monkeypatch) -> None:
+    server, sizes = serve(FakeServer()), []
+    real = type(server.profile).encode_batch
+    counted = lambda profile, texts: sizes.append(len(texts)) or real(profile, texts)
+    monkeypatch.setattr("minipic_sdk.profile.ModelProfile.encode_batch", counted)
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(f'{{"name": "{n}", "text": "Line {n}."}}\n' for n in range(70)))
+    assert _warm(run, path)["computed"] == 70
+    assert [n for n in sizes if n > 1] == [64, 6]
+    del sizes[:]
+    path.write_text(path.read_text().replace("Line 9.", "Line nine."))
+    told = _warm(run, path)
+    assert (told["changed"], told["unchanged"]) == (1, 69)
+    assert sizes == [1]
+
+
 def test_long_documents_are_cut_and_an_edit_moves_one_chunk(run, serve, tmp_path: Path) -> None:
     server = serve(FakeServer())
     path = tmp_path / "long.md"
@@ -332,6 +358,23 @@ def test_a_corrupt_manifest_is_one_line(run, serve, docs: Path) -> None:
     assert "is corrupt" in done.err
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [("UPDATE contents SET ids = x'01'", "is corrupt"), ("PRAGMA user_version = 1", "is of version 1")],
+    ids=["ids", "version"],
+)
+def test_a_manifest_that_is_not_as_it_was_left(run, serve, docs: Path, old, change: str, says: str) -> None:
+    serve(FakeServer())
+    old(docs)
+    _warm(run, docs)
+    with sqlite3.connect(os.environ["MINIPIC_MANIFEST"]) as db:
+        db.execute(change)
+    done = run("warm", docs)
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert says in done.err
+    assert "delete it" in done.err
+
+
 def test_a_database_of_something_else_is_left_alone(run, serve, docs: Path) -> None:
     serve(FakeServer())
     path = Path(os.environ["MINIPIC_MANIFEST"])
@@ -349,7 +392,7 @@ def test_a_disk_that_can_t_be_written_is_one_line(run, serve, docs: Path, monkey
     else:
         real = sqlite3.connect
         monkeypatch.setattr(
-            "minipic_cli.corpus.manifest.sqlite3.connect",
+            "minipic_cli.corpus.database.sqlite3.connect",
             lambda path, **k: real(f"file:{path}?mode=ro", uri=True, **k) if path else real(path, **k),
         )
         real(os.environ["MINIPIC_MANIFEST"]).execute("CREATE TABLE x(y)").connection.execute("DROP TABLE x")
@@ -387,7 +430,7 @@ def test_two_at_once_on_one_manifest(serve, run, tmp_path: Path) -> None:
 def test_a_locked_manifest_says_so(run, serve, docs: Path, monkeypatch) -> None:
     serve(FakeServer())
     _warm(run, docs)
-    monkeypatch.setattr("minipic_cli.corpus.manifest._BUSY_S", 0.2)
+    monkeypatch.setattr("minipic_cli.corpus.database._BUSY_S", 0.2)
     holder = sqlite3.connect(os.environ["MINIPIC_MANIFEST"], isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     done = run("warm", docs)

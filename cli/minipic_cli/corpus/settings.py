@@ -70,7 +70,7 @@ def check_encoding(name: str | None) -> str | None:
 
 def cut_documents(documents: Sequence[Document], profile: ModelProfile) -> list[Document]:
     """Documents cut as `minipic warm` cuts them by default, so that what it warmed is found."""
-    chunker = Chunker(profile.encode, chunk_limit(DEFAULT_TOKENS, profile))
+    chunker = Chunker(profile.encode_batch, chunk_limit(DEFAULT_TOKENS, profile))
     return [
         replace(
             d, text=chunk.text, title=None if number else d.title, name=f"{d.name}#{number + 1}" if number else d.name

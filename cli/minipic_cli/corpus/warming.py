@@ -3,16 +3,16 @@
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from minipic_cli.console import note
-from minipic_cli.corpus.chunking import Chunk, Chunker
+from minipic_cli.corpus.chunking import WINDOW, Chunk, Chunker
 from minipic_cli.corpus.entry import Entry
 from minipic_cli.corpus.manifest import Manifest
 from minipic_cli.corpus.reading import WHOLE, Bad, ChangedError, ReadError, Text, texts
 from minipic_cli.corpus.sources import Scope, Source, Stat
+from minipic_cli.corpus.totals import Row, Totals
 from minipic_sdk import ModelProfile, SpansReport, SpanStatus
 from minipic_sdk.keys import span_key
 from minipic_sdk.wire import SpanQuery
@@ -24,56 +24,6 @@ _SENT: Final = 1 << 16  # spans remembered, so that duplicates aren't sent again
 _WARM: Final = frozenset(("hit", "computed", "resident"))
 
 Send = Callable[[Sequence[SpanQuery]], SpansReport]
-
-
-@dataclass
-class Totals:
-    """What a run did."""
-
-    documents: int = 0
-    new: int = 0
-    changed: int = 0
-    unchanged: int = 0
-    vanished: int = 0
-    failed: int = 0  # could not be read
-    left_out: int = 0  # files of directories that are no documents
-    chunks: int = 0
-    tokens: int = 0
-    blocks: int = 0
-    hit: int = 0  # chunks that were cached, or the same as another one
-    computed: int = 0
-    refilled: int = 0  # of the computed ones: had been warm and were gone
-    rejected: int = 0
-    bytes: int = 0  # read
-
-    def to_json(self) -> dict[str, int]:
-        """By name."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-
-@dataclass
-class Row:
-    """One document of this run, as it is shown."""
-
-    id: int
-    name: str
-    change: str  # "new" | "changed" | "unchanged"
-    was_warm: bool = False
-    was_pinned: bool = False
-    loose: bool = False  # the server says that a chunk is not pinned
-    chunks: int = 0
-    tokens: int = 0
-    blocks: int = 0
-    waiting: int = 0  # chunks that are not answered yet
-    complete: bool = False  # all chunks are known
-    counts: dict[str, int] = field(default_factory=dict[str, int])
-    reason: str | None = None
-
-    @property
-    def status(self) -> str:
-        """The worst of its chunks' statuses."""
-        order = ("rejected", "computed", "absent", "partial", "hit", "resident")
-        return next((s for s in order if self.counts.get(s)), "")
 
 
 class Warmer:
@@ -112,7 +62,7 @@ class Warmer:
         self._manifest, self._profile, self._send = manifest, profile, send
         self._chunk_tokens, self._encoding, self._advance = chunk_tokens, encoding, advance
         self._pinned, self._ttl = pinned, ttl
-        self._chunker = Chunker(profile.encode, chunk_tokens)
+        self._chunker = Chunker(profile.encode_batch, chunk_tokens)
         self._target = manifest.target(profile.model, profile.fingerprint, salt)
         self._anchor = profile.anchor_token_ids
         self._batch: list[tuple[Row, bytes, SpanQuery]] = []
@@ -157,7 +107,8 @@ class Warmer:
         since, bad = time.time(), False
         for attempt in (1, 2):
             try:
-                for number, text in enumerate(texts(source, self._encoding)):
+                found = texts(source, self._encoding)
+                for number, text in enumerate(self._ahead(found) if source.format == "jsonl" else found):
                     if source.format == "jsonl":
                         if number % BATCH_SPANS == 0:
                             self._manifest.release()
@@ -175,6 +126,25 @@ class Warmer:
         if not bad:
             gone = self._manifest.finish_file(self._target, source.key, stat, self._chunk_tokens, since)
             self.totals.vanished += gone
+
+    def _ahead(self, found: Iterator[Text | Bad]) -> Iterator[Text | Bad]:
+        """The same, read some ahead so that the texts of new documents are tokenised together."""
+        some: list[Text | Bad] = []
+        new: list[tuple[str, str | None]] = []
+        try:
+            for text in found:
+                some.append(text)
+                if isinstance(text, Text) and self._manifest.document(self._target, text.key) is None:
+                    new.append(("".join(text.pieces), text.title))
+                if len(some) == BATCH_SPANS or sum(len(whole) for whole, _ in new) > WINDOW:
+                    self._chunker.prepare(new)
+                    yield from some
+                    some, new = [], []
+        except ReadError:
+            yield from some  # what came before it is as good as ever
+            raise
+        self._chunker.prepare(new)
+        yield from some
 
     def _text(self, source: Source, text: Text, *, whole: bool) -> None:
         if text.encoding is not None:
@@ -202,14 +172,14 @@ class Warmer:
         row = Row(0, text.name, change)
         held: list[tuple[int, bytes, list[int], int]] = []
 
-        def record() -> None:
+        def record(content: bytes | None = None) -> None:
             nonlocal document
             with self._manifest.write():
                 if document is None:
                     document = self._manifest.begin(
                         self._target, key, source.key, text.name, public=text.public, chunk_tokens=self._chunk_tokens
                     )
-                self._manifest.add(document, held)
+                self._manifest.add(document, held, content)
             row.id = document
             queries = [self._query(text.name, text.public, known) for known in held]
             held.clear()
@@ -217,12 +187,10 @@ class Warmer:
                 self._queue(row, span_hash, query)
 
         for ordinal, chunk in enumerate(self._chunker.chunks(pieces, text.title)):
-            held.append(self._span(ordinal, chunk))
             if len(held) == BATCH_SPANS:
                 record()
-        record()
-        assert document is not None
-        self._manifest.finish(document, digest.digest())
+            held.append(self._span(ordinal, chunk))
+        record(digest.digest())
         self._close(row)
 
     def _again(self, entry: Entry) -> None:
@@ -313,7 +281,7 @@ class Warmer:
                 elif self._pinned:
                     self._manifest.pin(row.id, self._ttl)
 
-    def _watched(self, pieces: Iterator[str], digest: Any) -> Iterator[str]:
+    def _watched(self, pieces: Iterable[str], digest: Any) -> Iterator[str]:
         """Pieces, hashed and counted on the way."""
         for piece in pieces:
             digest.update(piece.encode("utf-8", "surrogatepass"))

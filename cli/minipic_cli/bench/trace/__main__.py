@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from minipic_cli.bench import trace
-from minipic_cli.bench.cpu import merge_rows
+from minipic_cli.bench.results import merge_rows
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from minipic_cli.bench import trace
-from minipic_cli.bench.cpu import merge_rows
+from minipic_cli.bench.results import merge_rows
 from minipic_cli.bench.trace.shapes import ANCHOR, Ask, make, metadata
 
 PORT = 8377
