@@ -13,6 +13,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from minipic_cli.bench.process import run_engine
+from minipic_cli.bench.results import merge_rows
 
 COMMAND = "minipic bench gpu"
 # name: unit, which samples of MiniPIC, which of stock, whether the ratio is stock / MiniPIC
@@ -41,7 +42,7 @@ def run(
     budget: float = 280.0,
     raw: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure and write ``out`` (JSON) and a plot beside it.
+    """Measure, merge the rows into ``out`` (JSON) and draw a plot beside it.
 
     Args:
         out: where the rows go.
@@ -61,7 +62,7 @@ def run(
         k: json.loads((raw / f"{k}.json").read_text()) for k in ("stock", "minipic") if (raw / f"{k}.json").exists()
     }
     result = {"rows": rows(found.get("minipic", {}), found.get("stock", {}))}
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    merge_rows(out, result["rows"])
     plot(found, out.with_suffix(".svg"))
     return result
 
@@ -96,14 +97,15 @@ def rows(ours: dict[str, Any], stock: dict[str, Any]) -> list[dict[str, Any]]:
                 "value": round(value, 4),
                 "baseline": round(baseline, 4),
                 "unit": unit,
-                "spread": round(spread, 4),
+                "spread": [round(ratio - spread, 4), round(ratio + spread, 4)],
                 **about,
             }
         )
     if memory := facts.get("memory"):
         share = memory["spans"] / memory["kv_cache"]
-        sizes = {"value": memory["spans"], "baseline": memory["kv_cache"], "unit": "bytes", "spread": 0.0}
-        out.append({"name": "scratch_memory", "ratio": round(share, 4), **sizes, **about})
+        sizes = {"value": memory["spans"], "baseline": memory["kv_cache"], "unit": "bytes"}
+        spread = [round(share, 4)] * 2
+        out.append({"name": "scratch_memory", "ratio": spread[0], **sizes, "spread": spread, **about})
     return out
 
 
@@ -155,9 +157,9 @@ def main() -> None:
     a = parser.parse_args()
     engines = (a.only,) if a.only else ("stock", "minipic")
     for row in run(a.out, engines=engines, small=a.small, budget=a.budget)["rows"]:
-        print(
-            f"{row['name']:28} {row['ratio']:8.3f} ± {row['spread']:.3f}   {row['value']:12.2f} {row['baseline']:12.2f} {row['unit']}"
-        )
+        low, high = row["spread"]
+        figures = f"{row['ratio']:8.3f} {low:8.3f} to {high:.3f}   {row['value']:12.2f} {row['baseline']:12.2f}"
+        print(f"{row['name']:28} {figures} {row['unit']}")
 
 
 if __name__ == "__main__":
