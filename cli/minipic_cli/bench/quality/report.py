@@ -30,7 +30,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def plot(result: Mapping[str, Any], path: Path, note: Callable[[str], None]) -> str | None:
-    """Quality against tokens computed; returns where it went, or ``None`` without matplotlib."""
+    """Exact match and log probability against tokens computed; returns where it went, or ``None`` without matplotlib."""
     try:
         import matplotlib  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:
@@ -45,25 +45,39 @@ def plot(result: Mapping[str, Any], path: Path, note: Callable[[str], None]) -> 
     families: dict[str, list[Mapping[str, Any]]] = {}
     for row in result["rows"]:
         family = family_of[row["method"]]
-        if family not in ("full", "none"):
+        if family != "none":
             families.setdefault(family, []).append(row)
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    for family, rows in families.items():
-        x = [r["computed"][0] for r in rows]
-        y = [r["kl"][0] for r in rows]
-        bars = [[r["kl"][0] - r["kl"][1] for r in rows], [r["kl"][2] - r["kl"][0] for r in rows]]
-        axes.errorbar(x, y, yerr=bars, fmt="o", capsize=3, label=family)
-        for r, at in zip(rows, zip(x, y, strict=True), strict=True):
-            axes.annotate(r["method"], at, xytext=(6, 3), textcoords="offset points", fontsize=7)
-    full = next(r for r in result["rows"] if family_of[r["method"]] == "full")
-    axes.set_xlabel(f"prompt tokens computed, everything cached (full attention: {full['computed'][0]:.0f})")
-    axes.set_ylabel("KL from full attention, nats per token")
-    axes.set_yscale("log")
-    axes.set_title(f"{result['model']}, {result['items']} questions, 95 % intervals", fontsize=10)
-    axes.legend(fontsize=8)
+    figure, both = plt.subplots(1, 2, figsize=(13, 6.5), layout="constrained")
+    for axes, (score, title) in zip(
+        both, (("exact", "exact match"), ("logprob", "log probability per token")), strict=True
+    ):
+        points: list[tuple[float, float, str]] = []
+        for family, rows in families.items():
+            x, y = [r["computed"][0] for r in rows], [r[score][0] for r in rows]
+            bars = [[r[score][0] - r[score][1] for r in rows], [r[score][2] - r[score][0] for r in rows]]
+            axes.errorbar(x, y, yerr=bars, fmt="o", capsize=2, elinewidth=0.8, label=family)
+            points += zip(x, y, (r["method"] for r in rows), strict=True)
+        _label(axes, points)
+        axes.set_xlabel("prompt tokens computed, everything cached")
+        axes.set_ylabel(f"{title} of the wanted answer")
+    both[0].legend(fontsize=8, loc="lower right")
+    figure.suptitle(f"{result['model']}, {result['items']} questions, 95 % intervals", fontsize=11)
     figure.savefig(path, dpi=140)
     plt.close(figure)
     return str(path)
+
+
+def _label(axes: Any, points: list[tuple[float, float, str]]) -> None:
+    """Names beside the points, moved apart where many stand above one another."""
+    low, high = axes.get_ylim()
+    axes.set_xlim(0, 1.25 * axes.get_xlim()[1])
+    free: dict[int, float] = {}  # by column: where the next name may stand
+    for x, y, name in sorted(points, key=lambda p: p[1]):
+        column = round(x / 25)
+        at = max(y, free.get(column, low))
+        free[column] = at + (high - low) / 38
+        line = {"arrowstyle": "-", "linewidth": 0.4, "color": "grey"}
+        axes.annotate(name, (x, y), xytext=(x + 14, at), fontsize=7, va="center", arrowprops=line)
 
 
 def _interval(values: list[float], digits: int) -> str:
