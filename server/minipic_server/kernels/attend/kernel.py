@@ -34,6 +34,8 @@ TASK_FIELDS = 8
 PIECE_FIELDS = 4
 MERGE_FIELDS = 4
 ALL_VISIBLE = 1 << 30  # limit of a piece that every query sees whole
+_HOPPER = 232_448  # bytes of shared memory
+_SPARE = 16_384  # of it, for what the compiler adds
 
 
 class Settings(NamedTuple):
@@ -44,17 +46,33 @@ class Settings(NamedTuple):
     stages: int
 
 
+@cache
 def settings(rows: int, head: int, dtype: torch.dtype) -> Settings:
-    """What measured best on an H200 for tiles of this many matrix rows (docs/notes/2026-11-30-questions.md)."""
+    """For tiles of this many matrix rows: what measured best on an H200, with as many stages as this GPU has room for.
+
+    Measured in docs/notes/2026-11-30-questions.md.
+    """
     if dtype == torch.float32:
         return Settings(32, 4, 1)
     if rows <= 16:
-        return Settings(32, 1, 4)
-    if rows <= 32:
-        return Settings(64, 2, 2)
-    if head > 128:  # shared memory has no room for a third stage
-        return Settings(64, 8, 2)
-    return Settings(64, 4, 4) if rows <= 64 else Settings(64, 8, 3)
+        best = Settings(32, 1, 4)
+    elif rows <= 32:
+        best = Settings(64, 2, 2)
+    elif rows <= 64 and head <= 128:
+        best = Settings(64, 4, 4)
+    else:
+        best = Settings(64, 8, 3)
+    width = max(16, power_of_two(head)) * dtype.itemsize
+    room = _shared_memory() - rows * width - _SPARE  # beside the turned queries
+    return best._replace(stages=max(1, min(best.stages, room // (2 * best.keys * width))))
+
+
+@cache
+def _shared_memory() -> int:
+    """Bytes that a program may use."""
+    if not torch.cuda.is_available():
+        return _HOPPER
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin
 
 
 @triton.jit
