@@ -69,7 +69,7 @@ def plot(result: Mapping[str, Any], path: Path, note: Callable[[str], None]) -> 
 
 def _label(axes: Any, points: list[tuple[float, float, str]]) -> None:
     """Names beside the points, moved apart where many stand above one another."""
-    low, high = axes.get_ylim()
+    low, high = map(float, axes.get_ylim())
     axes.set_xlim(0, 1.25 * axes.get_xlim()[1])
     free: dict[int, float] = {}  # by column: where the next name may stand
     for x, y, name in sorted(points, key=lambda p: p[1]):
