@@ -1,13 +1,15 @@
 """Streams of generated text: thin shells around one state without I/O (see _stream.py)."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from minipic_sdk._flows import Opened
 from minipic_sdk._raising import broken_off, connection_error
+from minipic_sdk.errors import InputError
 from minipic_sdk.results import Chunk, GenerateResult
 
 R = TypeVar("R", bound=GenerateResult)
+_LEFT: Final = "the stream was closed before its end, so there is no whole result"
 
 
 class Stream(Generic[R]):
@@ -21,6 +23,7 @@ class Stream(Generic[R]):
         self._base_url = base_url
         self._finish = finish
         self._result: R | None = None
+        self._left = False  # closed before its end
         self._chunks = self._read()
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -42,11 +45,18 @@ class Stream(Generic[R]):
 
     def close(self) -> None:
         """Stop: the server aborts the request when the connection closes."""
+        self._left = not self._opened.state.done
         self._opened.response.close()
 
     def result(self) -> R:
-        """Read to the end and return the whole result; per-span status costs one more request."""
+        """Read to the end and return the whole result; per-span status costs one more request.
+
+        Raises:
+            InputError: the stream was closed before its end.
+        """
         if self._result is None:
+            if self._left:
+                raise InputError(_LEFT)
             for _ in self._chunks:
                 pass
             self._result = self._finish()
@@ -76,6 +86,7 @@ class AsyncStream(Generic[R]):
         self._base_url = base_url
         self._finish = finish
         self._result: R | None = None
+        self._left = False  # closed before its end
         self._chunks = self._read()
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
@@ -97,11 +108,18 @@ class AsyncStream(Generic[R]):
 
     async def close(self) -> None:
         """Stop: the server aborts the request when the connection closes."""
+        self._left = not self._opened.state.done
         await self._opened.response.aclose()
 
     async def result(self) -> R:
-        """Read to the end and return the whole result; per-span status costs one more request."""
+        """Read to the end and return the whole result; per-span status costs one more request.
+
+        Raises:
+            InputError: the stream was closed before its end.
+        """
         if self._result is None:
+            if self._left:
+                raise InputError(_LEFT)
             async for _ in self._chunks:
                 pass
             self._result = await self._finish()

@@ -1,11 +1,13 @@
 """Options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from minipic_cli.console import set_quiet
+
+LAYOUTS: Final = ("anchored", "auto", "block", "epic", "prefix")
 
 
 def _quiet(value: bool) -> bool:
@@ -41,7 +43,15 @@ Salt = Annotated[
     str | None,
     typer.Option("--cache-salt", metavar="SALT", help="Keep what is cached apart from other salts'."),
 ]
-Layout = Annotated[str, typer.Option("--layout", help="anchored, block or prefix.")]
+
+
+def _layout(value: str) -> str:
+    if value not in LAYOUTS:
+        raise typer.BadParameter(f"{value!r}: it is one of {', '.join(LAYOUTS)}")
+    return value
+
+
+Layout = Annotated[str, typer.Option("--layout", callback=_layout, help=f"{', '.join(LAYOUTS)}: see docs/layouts.md.")]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")]
 Docs = Annotated[
     list[Path] | None,

@@ -65,8 +65,13 @@ def serve(
 ) -> None:
     """Serve a model with position-free KV caching, over vLLM's OpenAI-compatible API.
 
-    Ready after about 40 s on a CPU. Clients: `minipic ask`, the SDK, or anything that speaks the OpenAI API.
+    Ready after two or three minutes on two CPU cores, since the model is compiled first; after one with --enforce-eager.
+    Clients: `minipic ask`, the SDK, or anything that speaks the OpenAI API.
     """
+    if block_size < 16 or block_size % 16:
+        raise UsageError(f"--block-size {block_size}: 16, 32, 64 or another multiple of 16")
+    if warm:
+        expand(warm)  # what doesn't exist is said now, not when the server is up
     check_vllm()
     given = [*(arguments or ()), *context.args]
     named = given.pop(0) if given and not given[0].startswith("-") else None
@@ -82,11 +87,12 @@ def serve(
     os.environ.update(server_environment(os.environ, local=served.is_local, api_key=api_key))
     if not quiet:
         where = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
-        note(f"serving {served.name} on {where}; ready in about 40 s on a CPU. Then, in another terminal:")
+        note(
+            f"serving {served.name} on {where}; ready in minutes on a CPU (--enforce-eager: in one). Then, in another terminal:"
+        )
         target = "" if port == DEFAULT_PORT else f"--base-url {where} "
         note(f'  minipic ask {target}"What is a generator?" --docs README.md')
     if warm:
-        expand(warm)  # what doesn't exist is said now, not when the server is up
         local = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         warm_when_up(f"http://{local}:{port}", warm, api_key, quiet=quiet)
     from minipic_cli.serving import run_server

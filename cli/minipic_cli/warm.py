@@ -136,9 +136,9 @@ def _sender(client: MiniPIC, *, dry: bool, pin: bool, ttl: float | None) -> Send
 def _stopped(warmer: Warmer, why: BaseException) -> None:
     """Say what is done; the reason itself is said by whoever ends the command."""
     totals = warmer.totals
-    done = totals.hit + totals.computed
-    if done:
-        word = "interrupted" if isinstance(why, KeyboardInterrupt) else "stopped"
+    done, interrupted = totals.hit + totals.computed, isinstance(why, KeyboardInterrupt)
+    if done or interrupted:
+        word = "interrupted" if interrupted else "stopped"
         note(f"{word}: {done} chunks of {totals.documents} documents are warm; run it again to go on")
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
+_Name = tuple[str | None, tuple[int, ...], str]  # salt, anchor, name
 
 KEY_DIGITS = 32  # of a span key shown to people: 128 bits
 FIRST = "first seen"
@@ -29,7 +30,8 @@ class SpanHistory:
     def __init__(self, limit: int = REMEMBERED) -> None:
         self._limit = limit
         self._keys: OrderedDict[tuple[str | None, bytes], None] = OrderedDict()
-        self._names: OrderedDict[tuple[str | None, str], bytes] = OrderedDict()
+        # By anchor too: the same text behind another one is another span, but not another text.
+        self._names: OrderedDict[_Name, bytes] = OrderedDict()
 
     def describe(
         self,
@@ -50,14 +52,15 @@ class SpanHistory:
         """
         public = frozenset(state.meta.public)
         out: list[dict[str, object]] = []
-        seen: list[tuple[str | None, str | None, bytes]] = []
+        seen: list[tuple[str | None, _Name | None, bytes]] = []
         for ordinal, (segment, hashes) in enumerate(state.span_hashes()):
             scope = None if ordinal in public else request.cache_salt
             name = state.meta.names[ordinal][:NAME_CHARS] if state.meta.names else f"span {ordinal}"
             key = hashes[-1] if hashes else b""
             have = resident(hashes)
             hit = bool(hashes) and have == len(hashes)
-            reason = None if hit else self._reason(scope, name, key, have, awaited)
+            named = (scope, state.meta.anchor, name)
+            reason = None if hit else self._reason(named, key, have, awaited)
             if reason == FIRST and scope is not None and (None, unsalted(segment)) in self._keys:
                 reason = "salt differs"
             out.append(
@@ -70,27 +73,27 @@ class SpanHistory:
                     "blocks": len(hashes),
                 }
             )
-            seen.append((scope, name if state.meta.names else None, key))
+            seen.append((scope, named if state.meta.names else None, key))
         for entry in seen:  # only now: a span that stands twice in a new prompt is first seen, not evicted
             self._remember(*entry)
         return out
 
-    def _reason(self, scope: str | None, name: str, key: bytes, have: int, awaited: Callable[[bytes], bool]) -> str:
+    def _reason(self, named: "_Name", key: bytes, have: int, awaited: Callable[[bytes], bool]) -> str:
         if not key:
             return "shorter than a block"
         if awaited(key):
             return "prefetch still running"
-        if (scope, key) in self._keys:
+        if (named[0], key) in self._keys:
             return "partly evicted" if have else "evicted"
-        known = self._names.get((scope, name))
+        known = self._names.get(named)
         if known is not None and known != key:
-            return f"text changed: another version of {name!r} was seen"
+            return f"text changed: another version of {named[2]!r} was seen"
         return FIRST
 
-    def _remember(self, scope: str | None, name: str | None, key: bytes) -> None:
+    def _remember(self, scope: str | None, named: "_Name | None", key: bytes) -> None:
         _put(self._keys, (scope, key), None, self._limit)
-        if name is not None:
-            _put(self._names, (scope, name), key, self._limit)
+        if named is not None:
+            _put(self._names, named, key, self._limit)
 
 
 def _put(table: "OrderedDict[_K, _V]", key: _K, value: _V, limit: int) -> None:

@@ -33,6 +33,22 @@ def test_the_second_time_documents_are_hits_in_any_order(run, serve, docs: Path)
     assert [s["status"] for s in json.loads(done.out)["spans"]] == ["hit", "hit"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("ask", QUESTION, "--layout", "foo"), "anchored, auto, block, epic, prefix"),
+        (("inspect", "--layout", "prompt-cache"), "anchored, auto, block, epic, prefix"),
+        (("serve", "--block-size", "17"), "another multiple of 16"),
+        (("serve", "--warm", "nowhere"), "nowhere does not exist"),
+    ],
+)
+def test_wrong_options_are_usage_errors(run, arguments, says) -> None:
+    done = run(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert says in done.err
+    assert done.err.count("\n") == 1
+
+
 def test_ask_json(run, serve, docs: Path) -> None:
     serve(FakeServer(reply="Red."))
     told = json.loads(run("ask", QUESTION, "--docs", docs, "--json").out)

@@ -125,6 +125,16 @@ def test_ten_thousand_duplicates_are_one_span(run, serve, tmp_path: Path) -> Non
     assert len(_sent(server)) <= 64
 
 
+def test_a_line_that_can_t_be_text_fails_alone(run, serve, tmp_path: Path) -> None:
+    serve(FakeServer())
+    (tmp_path / "a.jsonl").write_text('{"text": "half \\ud83d of a character"}\n{"text": "whole"}\n')
+    (tmp_path / "b.txt").write_text("another document")
+    done = run("warm", tmp_path / "a.jsonl", tmp_path / "b.txt", "--json")
+    told = json.loads(done.out)
+    assert (done.code, told["documents"], told["computed"]) == (1, 2, 2)
+    assert [f for f in told["failures"] if "line 1 holds a lone surrogate" in f] == told["failures"] != []
+
+
 def test_jsonl_names_titles_and_bad_lines(run, serve, tmp_path: Path) -> None:
     server = serve(FakeServer())
     path = tmp_path / "d.jsonl"

@@ -115,6 +115,14 @@ def test_names_are_remembered_per_salt(engine):
     assert "text changed" in it.ask(other, salt="red").spans[0]["reason"]
 
 
+def test_another_anchor_is_not_another_text(engine):
+    it = engine()
+    text = words(47, 62)
+    for anchor in (4, 8):
+        spec = PromptSpec((head(*HEAD), span(*text), dep(9)), anchor=anchor, names=("handbook",))
+        assert it.ask(spec, salt="green").spans[0]["reason"] == "first seen"
+
+
 def test_lookups_obey_the_salt(engine):
     """What `POST /v1/minipic/spans/lookup` asks the scheduler."""
     it = engine()

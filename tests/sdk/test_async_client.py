@@ -10,6 +10,7 @@ from minipic_sdk import (
     APIConnectionError,
     AsyncMiniPIC,
     Document,
+    InputError,
     InternalServerError,
     ProfileMismatchError,
     Prompt,
@@ -78,6 +79,8 @@ async def test_closing_a_stream_early(server: FakeServer) -> None:
             async for _ in stream:
                 break
         assert stream._opened.response.is_closed
+        with pytest.raises(InputError, match="closed before its end"):
+            await stream.result()
 
 
 async def test_retries(server: FakeServer, naps: list[float]) -> None:

@@ -352,6 +352,13 @@ def test_streaming(server: FakeServer, client: MiniPIC) -> None:
     assert paths(server)[-1].startswith("minipic/requests/cmpl-fake-")
 
 
+def test_a_stream_that_was_left_early_has_no_result(server: FakeServer, client: MiniPIC) -> None:
+    with client.generate(compose(server), stream=True) as stream:
+        next(stream)
+    with pytest.raises(InputError, match="closed before its end"):
+        stream.result()
+
+
 def test_a_streams_result_reads_the_rest(server: FakeServer, client: MiniPIC) -> None:
     stream = client.generate(compose(server), stream=True)
     assert next(stream).text == "R"

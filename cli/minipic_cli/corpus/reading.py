@@ -151,11 +151,15 @@ def _lines(source: Source, file: IO[bytes], encoding: str | None) -> Iterator[Te
             continue
         try:
             fields = _object(line.decode(encoding or "utf-8-sig"), where)
+            label, title = fields.get("name"), fields.get("title")
+            f"{label}{title}{fields['text']}".encode()
         except (ReadError, UnicodeDecodeError) as error:
             why = str(error) if isinstance(error, ReadError) else f"{where} is not valid {encoding or 'UTF-8'}"
             yield Bad(why)
             continue
-        label, title = fields.get("name"), fields.get("title")
+        except UnicodeEncodeError:
+            yield Bad(f"{where} holds a lone surrogate: it was not decoded as what it is")
+            continue
         yield Text(
             f"{source.key}#{label or f'line {number}'}",
             str(label or f"{source.name}:{number}"),
