@@ -11,6 +11,8 @@ HERE = Path(__file__).parent
 VARIANTS = ["bf16", "head64", "head96", "head256", "gptj", "partial", "fp32", "hnd"]
 
 
+# With the other kernel tests, once: it takes two minutes.
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run tests/kernels with TRITON_INTERPRET=1 set")
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_kernels_compile(variant):
