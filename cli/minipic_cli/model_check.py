@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from minipic_cli import console
-from minipic_cli.bench.cpu import BenchmarkError, Engine
+from minipic_cli.bench.cpu import Engine
+from minipic_cli.bench.results import BenchmarkError
 from minipic_cli.doctor import Check
 from minipic_cli.lookups import gold, lookups, passages
 from minipic_sdk import ModelProfile, Prompt

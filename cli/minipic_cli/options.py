@@ -6,8 +6,9 @@ from typing import Annotated, Final
 import typer
 
 from minipic_cli.console import set_quiet
+from minipic_sdk import layouts
 
-LAYOUTS: Final = ("anchored", "auto", "block", "epic", "prefix")
+LAYOUTS: Final = tuple(name for name in layouts.LAYOUTS if name != layouts.PromptCache.name)  # that needs a schema
 
 
 def _quiet(value: bool) -> bool:

@@ -132,7 +132,7 @@ def telling_line(log: str) -> str:
 def warm_when_up(url: str, paths: Sequence[str], api_key: str | None, *, quiet: bool) -> "subprocess.Popen[bytes]":
     """`minipic warm` beside a server that is starting in this process; it ends with the server."""
     command = [sys.executable, "-m", "minipic_cli", "warm", "--wait", str(int(START_S)), "--base-url", url, *paths]
-    environment = {k: v for k, v in os.environ.items() if k not in _PLUGIN}
+    environment = without_plugin()
     if api_key:
         environment["MINIPIC_API_KEY"] = api_key
     # Not stdout: the server's own output may be read by a program.
@@ -175,6 +175,11 @@ def prove_stock(server: Server) -> None:
     on = any(variable.startswith(b"MINIPIC=") for variable in environment)
     if routes != 404 or "minipic:" in metrics or on or any("minipic" in part for part in server.command[1:]):
         raise CLIError("the baseline is not stock vLLM: the MiniPIC plugin is active in it")
+
+
+def without_plugin() -> dict[str, str]:
+    """This process's environment, less what switches the plugin on."""
+    return {k: v for k, v in os.environ.items() if k not in _PLUGIN}
 
 
 def free_port() -> int:

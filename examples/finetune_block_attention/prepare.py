@@ -23,7 +23,18 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from minipic_cli.bench.quality.questions import CITED, Kind, Passage, Posed, eligible, facts, manual, pose, prose
+from minipic_cli.bench.quality.questions import (
+    CITED,
+    Kind,
+    Passage,
+    Posed,
+    eligible,
+    facts,
+    manual,
+    pose,
+    prose,
+    sentences,
+)
 from minipic_sdk import Document, ModelProfile, Prompt
 
 RUN = 8  # words in a row that no two passages share
@@ -208,8 +219,8 @@ def _under(heading: str, paragraphs: Iterable[str]) -> Iterator[Passage]:
 def _cut(paragraph: str) -> Iterator[str]:
     """Whole sentences, as many as make a passage."""
     held: list[str] = []
-    for sentence in re.split(r"(?<=[.!?]) (?=[A-Z])", " ".join(paragraph.split())):
-        held += sentence.split()
+    for sentence in sentences(" ".join(paragraph.split())):
+        held += sentence
         if len(held) >= PASSAGE:
             yield " ".join(held)
             held = []

@@ -78,7 +78,7 @@ class SpanHistory:
             self._remember(*entry)
         return out
 
-    def _reason(self, named: "_Name", key: bytes, have: int, awaited: Callable[[bytes], bool]) -> str:
+    def _reason(self, named: _Name, key: bytes, have: int, awaited: Callable[[bytes], bool]) -> str:
         if not key:
             return "shorter than a block"
         if awaited(key):
@@ -90,7 +90,7 @@ class SpanHistory:
             return f"text changed: another version of {named[2]!r} was seen"
         return FIRST
 
-    def _remember(self, scope: str | None, named: "_Name | None", key: bytes) -> None:
+    def _remember(self, scope: str | None, named: _Name | None, key: bytes) -> None:
         _put(self._keys, (scope, key), None, self._limit)
         if named is not None:
             _put(self._names, named, key, self._limit)

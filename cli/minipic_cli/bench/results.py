@@ -1,14 +1,26 @@
-"""Rows of the results files: what each says about where it comes from, and merging them in."""
+"""What the benchmarks share: rows of the results files, where they come from, merging them in, and failing."""
 
 import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from minipic_sdk.errors import MiniPICError
+
+Note = Callable[[str], None]
+"""Told what is being done."""
+
+Keep = Callable[[Sequence[dict[str, Any]]], None]
+"""Given rows as soon as they are there."""
+
+
+class BenchmarkError(MiniPICError):
+    """A measurement failed, or its process ended without an answer."""
 
 
 def stamp(*packages: str) -> dict[str, Any]:

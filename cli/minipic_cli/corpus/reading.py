@@ -151,15 +151,11 @@ def _lines(source: Source, file: IO[bytes], encoding: str | None) -> Iterator[Te
             continue
         try:
             fields = _object(line.decode(encoding or "utf-8-sig"), where)
-            label, title = fields.get("name"), fields.get("title")
-            f"{label}{title}{fields['text']}".encode()
         except (ReadError, UnicodeDecodeError) as error:
             why = str(error) if isinstance(error, ReadError) else f"{where} is not valid {encoding or 'UTF-8'}"
             yield Bad(why)
             continue
-        except UnicodeEncodeError:
-            yield Bad(f"{where} holds a lone surrogate: it was not decoded as what it is")
-            continue
+        label, title = fields.get("name"), fields.get("title")
         yield Text(
             f"{source.key}#{label or f'line {number}'}",
             str(label or f"{source.name}:{number}"),
@@ -186,6 +182,10 @@ def _object(line: str, where: str) -> dict[str, Any]:
         raise ReadError(f'{where} has no "text"')
     if not fields["text"].strip():
         raise ReadError(f"{where} is empty")
+    try:
+        "".join(str(fields.get(key)) for key in ("name", "title", "text")).encode()
+    except UnicodeEncodeError:
+        raise ReadError(f"{where} holds a lone surrogate: it was not decoded as what it is") from None
     return fields
 
 

@@ -31,8 +31,8 @@ from minipic_server.gpu.backend import STEP, SpanFlashImpl
 from minipic_server.gpu.questions import Questions
 from minipic_server.gpu.runs import RequestRuns, RowRuns
 from minipic_server.gpu.scratch import SHARE, AttentionShape, GraphTables, Scratch
-from minipic_server.gpu.step import DeviceStep, ShortRows, plan_contiguous, plan_step
-from minipic_server.gpu.tables import AttendTables, balanced_chunks
+from minipic_server.gpu.step import DeviceStep, ShortRows, attend_tables, plan_contiguous, plan_step
+from minipic_server.gpu.tables import AttendTables
 from minipic_server.refusals import UnsupportedError
 from minipic_server.state import opted_in, passed_layout
 
@@ -175,10 +175,9 @@ class SpanModelState(DefaultModelState):
             step = self._plain_step(input_batch, replays or for_capture)
         else:
             rows, zero = self._plan()
+            count = input_batch.num_reqs_after_padding
             if replays:
-                count = input_batch.num_reqs_after_padding
-                lens = self._plain_lens(count)
-                step = self._replayed(rows, zero, lens, count)
+                step = self._replayed(rows, zero, self._plain_lens(count), count)
             else:
                 step = plan_step(
                     rows,
@@ -192,7 +191,6 @@ class SpanModelState(DefaultModelState):
                 )
             if self.stock and (replays or step.plain):
                 # Span requests have no keys for the stock call: it writes zeros, they are filled in afterwards.
-                count = input_batch.num_reqs_after_padding
                 plain = self.tables.plain_lens if replays else self._upload(self._plain_lens(count))
                 input_batch = replace(input_batch, seq_lens=plain[:count])
         args = input_batch, cudagraph_mode, block_tables, slot_mappings, attn_groups, kv_cache_config
@@ -266,17 +264,11 @@ class SpanModelState(DefaultModelState):
 
     def _replayed(self, rows: list[RowRuns], zero: Any, lens: np.ndarray, count: int) -> DeviceStep:
         """Write the step into the tables that a captured graph of ``count`` requests reads."""
-        tasks, pieces, merges = np.zeros((0, 8), np.int32), np.zeros((0, 4), np.int32), np.zeros((0, 4), np.int32)
         if rows:
-            programs = self.scratch.programs(self.shape.matrix_rows(1))
-            chunk = balanced_chunks(rows, block_q=1, kv_heads=self.shape.kv_heads, programs=programs)
-            tasks, pieces, merges, _ = AttendTables.of(
-                rows, block_q=1, chunk=chunk, tile=self.shape.piece_keys(1), zero=zero
-            )
-        elif len(zero):
-            merges = np.zeros((len(zero), 4), dtype=np.int32)
-            merges[:, 0], merges[:, 1] = zero, 1
-        packed = self.tables.pack(tasks, merges, lens, pieces)
+            made = attend_tables(rows, zero, block_q=1, shape=self.shape, scratch=self.scratch)
+        else:
+            made = AttendTables.zeros(zero)
+        packed = self.tables.pack(made.tasks, made.merges, lens, made.pieces)
         async_tensor_h2d(packed, out=self.tables.buffer[: len(packed)])
         tables = self.tables
         short = ShortRows(1, tables.tasks[: count + tables.spare], tables.pieces, tables.merges[:count])

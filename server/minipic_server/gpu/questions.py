@@ -12,8 +12,8 @@ import torch
 
 from minipic_server.gpu.runs import RowRuns
 from minipic_server.gpu.scratch import GRAPH_PIECES, AttentionShape, GraphTables, Scratch
-from minipic_server.gpu.step import DeviceStep, ShortRows
-from minipic_server.gpu.tables import AttendTables, balanced_chunks
+from minipic_server.gpu.step import DeviceStep, ShortRows, attend_tables
+from minipic_server.gpu.tables import AttendTables
 
 REQUESTS = 8  # of a step
 TOKENS = (16, 32, 64, 128, 256)  # of a step, padding included; those of vLLM's capture sizes are captured
@@ -37,7 +37,7 @@ class Questions:
         return self._tables.buffer.nbytes
 
     def _sizes(self, tokens: int) -> tuple[int, int]:
-        """Tasks and merges of a captured step: tiles are at most ``tiles``, tasks as ``balanced_chunks`` makes them."""
+        """Tasks and merges of a captured step: tiles are at most ``tiles``, tasks as ``attend_tables`` makes them."""
         tiles = tokens // self._block_q + REQUESTS
         return self._programs // self._shape.kv_heads + 1 + 2 * tiles, tokens + tiles
 
@@ -51,10 +51,7 @@ class Questions:
         """
         if not rows:
             return None
-        block_q, kv_heads = self._block_q, self._shape.kv_heads
-        chunk = balanced_chunks(rows, block_q=block_q, kv_heads=kv_heads, programs=self._programs)
-        tile = self._shape.piece_keys(block_q)
-        made = AttendTables.of(rows, block_q=block_q, chunk=chunk, tile=tile, zero=zero)
+        made = attend_tables(rows, zero, block_q=self._block_q, shape=self._shape, scratch=self._scratch)
         tasks, merges = self._sizes(tokens)
         fits = len(made.tasks) <= tasks and len(made.merges) <= merges and made.slots <= self._slots
         return made if fits and len(made.pieces) <= GRAPH_PIECES else None

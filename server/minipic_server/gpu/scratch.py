@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from minipic_server.kernels.attend.kernel import MERGE_FIELDS, PIECE_FIELDS, TASK_FIELDS, settings
+from minipic_server.kernels.attend.kernel import MERGE_FIELDS, PIECE_FIELDS, TASK_FIELDS, partial_slots, settings
 
 SHARE = 0.015  # of what is left for the KV cache; the contract is 2 % with the tables
 FEWEST_KEYS = 4096
@@ -96,7 +96,7 @@ class Scratch:
 
     def slots(self, shape: AttentionShape, block_q: int) -> int:
         """Partial results of ``attend`` that fit, for tiles of ``block_q`` queries."""
-        return self.partial.numel() // (shape.heads * block_q * (shape.head + 1))
+        return partial_slots(self.partial, shape.heads, block_q, shape.head)
 
     def programs(self, rows: int) -> int:
         """``attend`` programs that the device runs at once, for tiles of this many matrix rows."""

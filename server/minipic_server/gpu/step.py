@@ -91,16 +91,11 @@ def plan_step(
         zero = nothing
     shorts: list[tuple[int, AttendTables]] = []
     for block_q, mine in sorted(by_tile.items()):
-        programs = scratch.programs(shape.matrix_rows(block_q))
-        chunk = balanced_chunks(mine, block_q=block_q, kv_heads=shape.kv_heads, programs=programs)
-        tile = shape.piece_keys(block_q)
-        shorts.append((block_q, AttendTables.of(mine, block_q=block_q, chunk=chunk, tile=tile, zero=zero)))
+        shorts.append((block_q, attend_tables(mine, zero, block_q=block_q, shape=shape, scratch=scratch)))
         zero = nothing
         arrays += shorts[-1][1][:3]
     if len(zero):  # a step of padding only
-        merges = np.zeros((len(zero), 4), dtype=np.int32)
-        merges[:, 0], merges[:, 1] = zero, 1
-        shorts.append((1, AttendTables(np.zeros((1, 8), np.int32), np.zeros((1, 4), np.int32), merges, 0)))
+        shorts.append((1, AttendTables.zeros(zero)))
         arrays += shorts[-1][1][:3]
     views = iter(_upload(arrays, upload))
     step = DeviceStep(plain)
@@ -113,6 +108,28 @@ def plan_step(
         tasks, pieces, merges = next(views).view(-1, 8), next(views).view(-1, 4), next(views).view(-1, 4)
         step.short.append(ShortRows(block_q, tasks, pieces, merges))
     return step
+
+
+def attend_tables(
+    rows: Sequence[RowRuns], zero: np.ndarray, *, block_q: int, shape: AttentionShape, scratch: Scratch
+) -> AttendTables:
+    """Tables of one ``attend`` launch, its work spread over the device.
+
+    Args:
+        rows: at least one.
+        zero: tokens whose output is zero. [n]
+        block_q: queries of a tile.
+        shape: of the attention layers.
+        scratch: says how much runs at once.
+    """
+    programs = scratch.programs(shape.matrix_rows(block_q))
+    chunk = balanced_chunks(rows, block_q=block_q, kv_heads=shape.kv_heads, programs=programs)
+    return AttendTables.of(rows, block_q=block_q, chunk=chunk, tile=shape.piece_keys(block_q), zero=zero)
+
+
+def least_contiguous(shape: AttentionShape, processors: int) -> int:
+    """Tokens of the shortest plain prompt whose keys may be read where they are contiguous."""
+    return max(LONG_QUERY, TILE_ROWS * processors // shape.heads)
 
 
 def plan_contiguous(
@@ -133,7 +150,7 @@ def plan_contiguous(
     Returns:
         ``None`` where pages are better.
     """
-    if new.max() < max(LONG_QUERY, TILE_ROWS * scratch.processors // shape.heads):
+    if new.max() < least_contiguous(shape, scratch.processors):
         return None
     starts = np.concatenate(([0], new.cumsum())).astype(np.int32)
     tokens, longest = int(starts[-1]), int(new.max())

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minipic_server.gpu.runs import RowRuns
-from minipic_server.kernels.attend.kernel import ALL_VISIBLE, MERGE_FIELDS, TASK_FIELDS
+from minipic_server.kernels.attend.kernel import ALL_VISIBLE, MERGE_FIELDS, PIECE_FIELDS, TASK_FIELDS
 from minipic_server.kernels.gather.kernel import MOVE_FIELDS, TILE
 
 MIN_CHUNK = 128  # keys of a task: less isn't worth a merge
@@ -131,6 +131,13 @@ class AttendTables(NamedTuple):
         merges[len(merged) :, 0] = zero
         merges[len(merged) :, 1] = 1
         return cls(tasks, pieces, merges, int(per_tile[merged].sum()))
+
+    @classmethod
+    def zeros(cls, zero: np.ndarray) -> "AttendTables":
+        """Tables without rows: they only zero the output of tokens. ``zero``: [n]"""
+        merges = np.zeros((len(zero), MERGE_FIELDS), dtype=np.int32)
+        merges[:, 0], merges[:, 1] = zero, 1
+        return cls(np.zeros((1, TASK_FIELDS), np.int32), np.zeros((1, PIECE_FIELDS), np.int32), merges, 0)
 
 
 def balanced_chunks(rows: Sequence[RowRuns], *, block_q: int, kv_heads: int, programs: int) -> np.ndarray:

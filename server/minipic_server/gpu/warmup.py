@@ -13,7 +13,7 @@ from vllm.logger import init_logger
 
 from minipic_server.gpu.backend import STEP
 from minipic_server.gpu.runs import RequestRuns
-from minipic_server.gpu.step import LONG_QUERY, TILE_ROWS, plan_step
+from minipic_server.gpu.step import least_contiguous, plan_step
 from minipic_server.rope import TURN_ATTRIBUTE
 
 logger = init_logger(__name__)
@@ -56,15 +56,13 @@ def same_bits(layer: Any, shape: Any) -> bool:
     head, size, device = shape.head, layer.kv_cache.shape[2], layer.kv_cache.device
     gen = torch.Generator(device).manual_seed(0)
     # The shortest prompt that counts (step.plan_contiguous), and longer ones, alone and together.
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    least = max(LONG_QUERY, TILE_ROWS * processors // shape.heads)
-    mixed = (1, 700, least + 100), (900, 700, least + 1300)
+    least = least_contiguous(shape, layer.impl.scratch.processors)
     for queries, lens in (
         ((least,), (least,)),
         ((2 * least,), (2 * least,)),
         ((least,), (least + 8000,)),
         ((4 * least,), (4 * least + 100,)),
-        mixed,
+        ((1, 700, least + 100), (900, 700, least + 1300)),
     ):
         pages = -(-max(lens) // size)
         cache = torch.randn(len(lens) * pages, size, shape.kv_heads, 2 * head, device=device, generator=gen)

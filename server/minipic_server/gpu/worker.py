@@ -52,8 +52,8 @@ class SpanGPUModelRunner(GPUModelRunner):
 
     def gather_batch_req_state(self, scheduler_output: Any, dummy_run: bool) -> Any:
         state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)
-        nothing = np.zeros(0, dtype=np.int32)
         if state is None:
+            nothing = np.zeros(0, dtype=np.int32)
             self.model_state.select((), nothing, nothing)
         else:
             done = self.req_states.num_computed_tokens_np[state.idx_mapping_np]

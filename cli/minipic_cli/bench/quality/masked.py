@@ -278,11 +278,12 @@ def _context(layout: Layout, index: int, seen: dict[Segment, KeyValues]) -> KeyV
 def _batches(rows: Sequence[_Row]) -> Iterator[list[int]]:
     """Indices of rows to forward together: about as long, or a CPU computes padding, and not too many."""
     batch: list[int] = []
+    longest = 0
     for i in sorted(range(len(rows)), key=lambda i: -len(rows[i].ids)):
-        longest = max((rows[j].tokens for j in (*batch, i)), default=0)
+        longest = max(longest, rows[i].tokens)
         if batch and (4 * len(rows[i].ids) < 3 * len(rows[batch[0]].ids) or (len(batch) + 1) * longest > ROOM):
             yield batch
-            batch = []
+            batch, longest = [], rows[i].tokens
         batch.append(i)
     if batch:
         yield batch

@@ -64,9 +64,9 @@ def ask(
             for (n, name), ids in zip(astray, texts, strict=True):
                 said[n, name] = profile.tokenizer.decode([*gold[n][: answers[n, name].agreed], *ids])
     out: list[Scores] = [{} for _ in items]
+    heads = [_common(p[FULL].plain_token_ids, p[NONE].plain_token_ids) for p in prompts]
     for n, name in said:
-        head = _common(prompts[n][FULL].plain_token_ids, prompts[n][NONE].plain_token_ids)
-        computed = computed_tokens(prompts[n][name], head)
+        computed = computed_tokens(prompts[n][name], heads[n])
         out[n][name] = _score(answers[n, name], answers[n, FULL], gold[n], said[n, name], items[n], computed)
     return out
 

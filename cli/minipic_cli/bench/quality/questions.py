@@ -104,8 +104,7 @@ def pose(
         target: which is asked about.
         ending: words of a sentence or passage that are asked for.
     """
-    made = _MAKERS[kind](source, passages, target, ending)
-    return made and Posed(*made)
+    return _MAKERS[kind](source, passages, target, ending)
 
 
 def _schema(shelves: Sequence[Sequence[Sequence[str]]]) -> Schema:
@@ -172,30 +171,27 @@ def _passage(asked: dict[str, Any]) -> Passage:
     return Passage.of_facts(asked["question"].strip(), known)
 
 
-def _sentences(text: str) -> list[list[str]]:
+def sentences(text: str) -> list[list[str]]:
+    """The words of each sentence."""
     return [s.split() for s in re.split(r"(?<=[.!?]) (?=[A-Z])", text)]
 
 
-def _continue(
-    source: random.Random, passages: Sequence[Passage], target: Passage, ending: int
-) -> tuple[str, str, str] | None:
-    long = [s for s in _sentences(target.text) if len(s) >= OPENING + ENDING]
+def _continue(source: random.Random, passages: Sequence[Passage], target: Passage, ending: int) -> Posed | None:
+    long = [s for s in sentences(target.text) if len(s) >= OPENING + ENDING]
     if not long:
         return None
     words = source.choice(long)
     shown, gold = " ".join(words[:OPENING]), " ".join(words[OPENING : OPENING + ending])
     if sum(p.text.count(shown) for p in passages) != 1:
         return None
-    return f'Copy from the text above the sentence that begins with "{shown}".', shown, f" {gold}"
+    return Posed(f'Copy from the text above the sentence that begins with "{shown}".', shown, f" {gold}")
 
 
-def _cloze(
-    source: random.Random, passages: Sequence[Passage], target: Passage, _ending: int
-) -> tuple[str, str, str] | None:
+def _cloze(source: random.Random, passages: Sequence[Passage], target: Passage, _ending: int) -> Posed | None:
     everything = " ".join(p.text for p in passages)
     places = [
         (words, i)
-        for words in _sentences(target.text)
+        for words in sentences(target.text)
         for i, word in enumerate(words[3:], 3)
         if word.isalpha() and word.islower() and len(word) > 4 and len(re.findall(rf"\b{word}\b", everything)) == 1
     ]
@@ -204,24 +200,20 @@ def _cloze(
     words, i = source.choice(places)
     sentence = " ".join([*words[:i], "____", *words[i + 1 :]])
     question = f'Which word of the text above is missing here?\n"{sentence}"'
-    return question, 'The missing word is "', words[i]
+    return Posed(question, 'The missing word is "', words[i])
 
 
-def _passage_of(
-    _source: random.Random, _passages: Sequence[Passage], target: Passage, ending: int
-) -> tuple[str, str, str] | None:
+def _passage_of(_source: random.Random, _passages: Sequence[Passage], target: Passage, ending: int) -> Posed | None:
     gold = " ".join(target.text.split()[:ending])
-    return f'What does the text above say under "{target.heading}"?', f"{target.heading}\n", gold
+    return Posed(f'What does the text above say under "{target.heading}"?', f"{target.heading}\n", gold)
 
 
-def _fact(
-    source: random.Random, _passages: Sequence[Passage], target: Passage, _ending: int
-) -> tuple[str, str, str] | None:
+def _fact(source: random.Random, _passages: Sequence[Passage], target: Passage, _ending: int) -> Posed | None:
     question, answer = source.choice(target.facts)
-    return f"Answer from the text above: {question}", question, f" {answer}"
+    return Posed(f"Answer from the text above: {question}", question, f" {answer}")
 
 
-_Maker = Callable[[random.Random, Sequence[Passage], Passage, int], tuple[str, str, str] | None]
+_Maker = Callable[[random.Random, Sequence[Passage], Passage, int], Posed | None]
 _MAKERS: Final[Mapping[Kind, _Maker]] = {
     "continue": _continue,
     "cloze": _cloze,

@@ -15,9 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from minipic_cli.bench.results import stamp
+from minipic_cli.bench.results import BenchmarkError, Keep, Note, stamp
 from minipic_cli.bench.sdk.corpora import DOCUMENT_TOKENS, DOCUMENTS, write_file, write_files, write_lines
-from minipic_sdk.errors import MiniPICError
 
 RESULTS: Final = Path("benchmarks/results/sdk.json")
 HEAVY: Final = ("torch", "vllm", "transformers", "langchain_core", "llama_index", "haystack", "openai", "numpy")
@@ -25,9 +24,6 @@ _IMPORT: Final = (
     "import sys, time; begin = time.process_time(); {code}; taken = time.process_time() - begin; "
     "import json; print(json.dumps(dict(seconds=taken, loaded=sorted(set(sys.modules) & set({heavy!r})))))"
 )
-
-Note = Callable[[str], None]
-Keep = Callable[[Sequence[dict[str, Any]]], None]
 
 
 class Sizes(NamedTuple):
@@ -41,10 +37,6 @@ class Sizes(NamedTuple):
 
 
 SMALL: Final = Sizes(requests=4, files=0.1, file=0.1, lines=0.02, many_lines=0.05)
-
-
-class BenchmarkError(MiniPICError):
-    """A measurement's process failed."""
 
 
 def run(sizes: Sizes, repetitions: int, note: Note, keep: Keep) -> dict[str, Any]:

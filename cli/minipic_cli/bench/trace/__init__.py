@@ -5,12 +5,13 @@ python -m minipic_cli.bench.trace --machine h200 --stages fit,warm,off,empty,bar
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from minipic_cli.bench.process import run_engine
+from minipic_cli.bench.results import Note
 from minipic_cli.bench.trace.rows import rows, spnl
 from minipic_cli.bench.trace.shapes import Vocabulary, make
 from minipic_sdk.errors import ProfileError
@@ -18,8 +19,6 @@ from minipic_sdk.errors import ProfileError
 RESULTS: Final = {"cpu": Path("benchmarks/results/cpu.json"), "h200": Path("benchmarks/results/h200.json")}
 STAGES: Final = ("fit", "warm", "off", "empty", "barrier", "large", "large_barriers", "slope")
 _MINIPIC_ONLY: Final = ("off", "empty", "barrier", "large_barriers", "slope")
-
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +35,9 @@ class Machine:
 
 def h200(kv_tokens: int = 800_000) -> Machine:
     """Llama-3-8B's shape with made-up weights."""
-    from minipic_cli.bench.gpu.workload import CONTROL, GRAPHS, Scale, model_directory
+    from minipic_cli.bench.gpu.workload import CONTROL, Scale, engine_options
 
-    options = {
-        "model": model_directory(Scale()),
-        "block_size": 16,
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
-        "dtype": "bfloat16",
-        "seed": 0,
-        "max_model_len": 160_000,  # as in bench gpu, whose compiled model it then finds
-        "max_num_seqs": 256,
-        "max_num_batched_tokens": 16384,
-        "gpu_memory_utilization": 0.85,
-        "num_gpu_blocks_override": kv_tokens // 16,
-        "enable_prefix_caching": True,
-        "prefix_caching_hash_algo": "sha256",
-        "disable_log_stats": True,
-        "compilation_config": {"cudagraph_capture_sizes": GRAPHS},
-    }
+    options = {**engine_options(Scale()), "num_gpu_blocks_override": kv_tokens // 16}
     lengths = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
     return Machine(options, Vocabulary(1000, 127_000, CONTROL), 2 * 32 * 8 * 128 * 2, lengths)
 

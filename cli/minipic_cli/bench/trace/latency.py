@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from minipic_cli.bench import trace
 from minipic_cli.bench.results import merge_rows
 from minipic_cli.bench.trace.shapes import ANCHOR, Ask, make, metadata
+from minipic_cli.servers import without_plugin
 
 PORT = 8377
 LOADS = (50, 80, 95)  # percent of stock's capacity
@@ -141,7 +142,7 @@ def _percentile(values: Sequence[float], percent: int) -> float:
 def _serve(machine: trace.Machine, kind: str) -> "subprocess.Popen[bytes]":
     extra = ["--tokens-only", "--port", str(PORT), "--host", "127.0.0.1", "--disable-uvicorn-access-log"]
     options = dict(machine.options)
-    environment = {k: v for k, v in os.environ.items() if k not in ("MINIPIC", "VLLM_PLUGINS")}
+    environment = without_plugin()
     if kind == "minipic":
         from minipic_server import server_command
 

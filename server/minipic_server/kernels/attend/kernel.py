@@ -67,6 +67,11 @@ def settings(rows: int, head: int, dtype: torch.dtype) -> Settings:
     return best._replace(stages=max(1, min(best.stages, room // (2 * best.keys * width))))
 
 
+def partial_slots(partial: torch.Tensor, heads: int, block_q: int, head: int) -> int:
+    """Results of splits, and their float32 log-sum-exps behind them, that ``partial`` has room for."""
+    return partial.numel() // (heads * block_q * (head + 1))
+
+
 @cache
 def _shared_memory() -> int:
     """Bytes that a program may use."""
@@ -302,7 +307,7 @@ def attend(
         exact = query.dtype == torch.float32 or query.device.type == "cpu"
     block_m = max(16, power_of_two(block_q * heads // kv_heads))
     compiled = compiled or settings(block_m, head, query.dtype)
-    slots = partial.numel() // (heads * block_q * (head + 1))
+    slots = partial_slots(partial, heads, block_q, head)
     lse = partial[slots * heads * block_q * head :]
     launch(
         _attend_kernel,
