@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,14 @@ for _name, _value in {
 }.items():
     os.environ.setdefault(_name, _value)
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def empty_data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands find no manifest of this machine's user, perhaps an older MiniPIC's, and leave none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -54,9 +54,9 @@ def until_prefetched(server: FakeServer) -> None:
 
 
 def test_documents_stay_spans_through_a_pipeline(server: FakeServer) -> None:
-    pipeline = pipeline_on(server)
-    pipeline.run(ask(DOCUMENTS))
+    MiniPICPrefetcher(client=clients(server)["client"]).run(documents=DOCUMENTS)
     until_prefetched(server)
+    pipeline = pipeline_on(server)
     (reply,) = pipeline.run(ask(DOCUMENTS[::-1]))["llm"]["replies"]
     assert reply.text == "Five euros."
     assert [(s["name"], s["status"]) for s in reply.meta["spans"]] == [("returns", "hit"), ("delivery", "hit")]

@@ -49,12 +49,13 @@ def prompts(server: FakeServer) -> list[Any]:
 @pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.REFINE, ResponseMode.TREE_SUMMARIZE])
 def test_nodes_stay_spans_through_a_query_engine(server: FakeServer, mode: ResponseMode) -> None:
     llm = llm_on(server)
+    MiniPICPrefetch(llm=llm).postprocess_nodes([NodeWithScore(node=n) for n in NODES])
+    until_prefetched(server)
     for nodes in (NODES, NODES[::-1]):
         engine = SummaryIndex(nodes).as_query_engine(
             llm=llm, node_postprocessors=[MiniPICPrefetch(llm=llm)], response_mode=mode
         )
         assert str(engine.query("How much is delivery?")) == "Five euros."
-        until_prefetched(server)
     assert all("vllm_xargs" in body for body in prompts(server))
     engine.query("And returns?")
     quoting = ChatMessage(f"{RETURNS}\n\nfile: delivery.md\n\n{DELIVERY}?")

@@ -31,7 +31,9 @@ def line(done) -> str:
 
 
 def test_warm_ask_and_inspect(here, docs) -> None:
-    warmed = json.loads(minipic("warm", docs, "--json", env=here).stdout)
+    done = minipic("warm", docs, "--json", env=here)
+    assert done.stdout, done.stderr
+    warmed = json.loads(done.stdout)
     assert (warmed["documents"], warmed["rejected"]) == (2, 0)
     asked = json.loads(minipic("ask", QUESTION, "--docs", docs / "b.txt", docs / "a.md", "--json", env=here).stdout)
     assert [s["status"] for s in asked["spans"]] == ["hit", "hit"]

@@ -58,7 +58,7 @@ def test_names_cannot_fill_the_engines_memory(dry):
         spec = PromptSpec((head(*HEAD), span(*words(20)), dep(1, 2)), anchor=3, names=(f"{i}" + "x" * 200_000,))
         d.add(spec, 1)
         d.drain()
-    kept = sum(len(n) for _, n in d.scheduler.history._names)
+    kept = sum(len(n) for *_, n in d.scheduler.history._names)
     kept += sum(len(s["name"]) for log in d.scheduler.span_log.values() for s in log)
     assert kept < 100_000
 
