@@ -4,9 +4,11 @@ A span's key depends on its tokens, the anchor and the profile alone, as its KV 
 dependent segment's on everything the model reads before it. They are not the server's block hashes.
 """
 
+import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
-from hashlib import sha256
+from functools import lru_cache
+from typing import Any
 
 
 def span_key(fingerprint: str, anchor: Sequence[int], token_ids: Sequence[int]) -> str:
@@ -17,7 +19,9 @@ def span_key(fingerprint: str, anchor: Sequence[int], token_ids: Sequence[int]) 
         anchor: ids that the span sees.
         token_ids: its visible tokens.
     """
-    return _key("span", fingerprint, (), anchor, token_ids)
+    digest = _before_span(fingerprint, tuple(anchor)).copy()
+    digest.update(_run(token_ids))
+    return digest.hexdigest()[:32]
 
 
 def text_key(fingerprint: str, before: Iterable[str], token_ids: Sequence[int]) -> str:
@@ -28,9 +32,18 @@ def text_key(fingerprint: str, before: Iterable[str], token_ids: Sequence[int]) 
         before: keys of the segments it sees, in logical order.
         token_ids: its visible tokens.
     """
-    return _key("text", fingerprint, before, token_ids)
+    return hashlib.sha256(_named("text", fingerprint, *before) + _run(token_ids)).hexdigest()[:32]
 
 
-def _key(domain: str, fingerprint: str, before: Iterable[str], *runs: Sequence[int]) -> str:
-    named = "\0".join((domain, fingerprint, *before, "")).encode()
-    return sha256(named + b"".join([b"%d:" % len(run) + array("I", run).tobytes() for run in runs])).hexdigest()[:32]
+@lru_cache(maxsize=64)
+def _before_span(fingerprint: str, anchor: tuple[int, ...]) -> Any:  # hashlib has no public name for it
+    """What the keys of all spans behind one anchor have in common; to be copied."""
+    return hashlib.sha256(_named("span", fingerprint) + _run(anchor))
+
+
+def _named(*names: str) -> bytes:
+    return "\0".join((*names, "")).encode()
+
+
+def _run(token_ids: Sequence[int]) -> bytes:
+    return b"%d:" % len(token_ids) + array("I", token_ids).tobytes()

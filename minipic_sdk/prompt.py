@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minipic_sdk.documents import Document, Tool
 from minipic_sdk.layout import SegmentKind
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from minipic_sdk.rendering import Sources
 
 
-@dataclass(frozen=True, slots=True)
-class PromptSpan:
+class PromptSpan(NamedTuple):
     """One segment of a prompt. The ranges cut the lists: ``prompt.token_ids[r.start : r.stop]``."""
 
     name: str

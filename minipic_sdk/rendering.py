@@ -7,7 +7,6 @@ templates trim, split and compare it.
 
 import json
 import secrets
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, cast
@@ -134,10 +133,11 @@ def _render(
         messages = [_in_parts(m) for m in messages]
     text = template.render(messages, tools=tools, options=sources.options, to_json=to_json)
     parts = sentinels.cut(text)
-    shown = Counter((p.source, p.number) for p in parts if isinstance(p, SpanText))
-    for span in placed:
-        if (times := shown[span.source, span.number]) != 1:
-            raise TemplateError(f"the chat template shows {span.source} {span.number} {times} times")
+    shown = [p for p in parts if isinstance(p, SpanText)]
+    if shown != placed:  # tools or inline documents, too, or something is wrong
+        for span in placed:
+            if (times := shown.count(span)) != 1:
+                raise TemplateError(f"the chat template shows {span.source} {span.number} {times} times")
     if style is not None and style.separator:
         parts = _join_separators(parts, style.separator, before=style.mode == "before")
     return [p for p in parts if isinstance(p, SpanText) or p]

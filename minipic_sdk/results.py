@@ -1,9 +1,9 @@
-"""What calls return. Everything is frozen."""
+"""What calls return. Everything is frozen. What there is many of is a named tuple: made several times faster."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from minipic_sdk.wire import SpanStatus
 
@@ -19,8 +19,7 @@ class Usage:
     physical_tokens: int  # of the prompt: what max_model_len bounds
 
 
-@dataclass(frozen=True, slots=True)
-class SpanResult:
+class SpanResult(NamedTuple):
     """What became of one span of a prompt."""
 
     name: str

@@ -54,6 +54,8 @@ def layout_named(layout: str | PromptLayout, options: LayoutOptions | None = Non
     if layout not in LAYOUTS:
         raise InputError(f"unknown layout {layout!r}: one of {', '.join(LAYOUTS)}")
     kind = LAYOUTS[layout]
+    if not given:
+        return kind()
     known = [f.name for f in fields(cast("Any", kind))]
     if unknown := given.keys() - known:
         takes = f"it takes {', '.join(known)}" if known else "it takes none"

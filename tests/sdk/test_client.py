@@ -117,6 +117,14 @@ def test_the_callers_xargs_are_kept(server: FakeServer, client: MiniPIC) -> None
     assert server.requests[-1].body["vllm_xargs"].keys() == {"mine", "minipic"}
 
 
+def test_bodies_are_json(server: FakeServer, client: MiniPIC) -> None:
+    client.generate(compose(server), logit_bias={7: -1.0})  # pyright: ignore[reportArgumentType]
+    assert server.requests[-1].body["logit_bias"] == {"7": -1.0}
+    for value in ({1, 2}, "\ud800"):
+        with pytest.raises(InputError, match="can't be written as JSON"):
+            client.generate(compose(server), extra_body={"x": value})
+
+
 def test_warm_and_lookup(server: FakeServer, client: MiniPIC) -> None:
     assert client.lookup(DOCS).count("absent") == 2
     report = client.warm(DOCS)
