@@ -62,7 +62,7 @@ class TokenizerSpec:
         if self.kind == "tiktoken":
             from minipic_sdk.tokenize.tiktoken import TiktokenTokenizer
 
-            return TiktokenTokenizer(self.data, self.pattern, self.special_tokens)
+            return TiktokenTokenizer(self.data, self.pattern, self.special_tokens, forbidden)
         from minipic_sdk.tokenize.hf import HFTokenizer
 
         return HFTokenizer(self.data, markup, forbidden)

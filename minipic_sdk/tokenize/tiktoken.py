@@ -3,7 +3,7 @@
 import base64
 import binascii
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from minipic_sdk.errors import ProfileError
@@ -16,13 +16,16 @@ _LONG_RUN: Final = re.compile(r"\S{25000}|\s{25000}")
 class TiktokenTokenizer:
     """Byte-pair ranks and a split pattern; special tokens stand beside the ranks, so text can't reach them."""
 
-    def __init__(self, ranks: str, pattern: str, special_tokens: Mapping[str, int]) -> None:
+    def __init__(
+        self, ranks: str, pattern: str, special_tokens: Mapping[str, int], forbidden: Collection[int] = ()
+    ) -> None:
         """Build it.
 
         Args:
             ranks: content of the rank file.
             pattern: the regular expression that cuts text into words.
             special_tokens: text -> id, ids beyond the ranks.
+            forbidden: further ids that text must never become.
         """
         try:
             import tiktoken
@@ -32,6 +35,8 @@ class TiktokenTokenizer:
             table = {base64.b64decode(word): int(rank) for word, rank in (line.split() for line in ranks.splitlines())}
         except (ValueError, binascii.Error) as error:
             raise ProfileError(f"not a tiktoken rank file: {error}") from None
+        if usual := frozenset(forbidden).intersection(table.values()):
+            raise ProfileError(f"token {min(usual)} is a piece of ordinary text: it can't be a control token")
         self._added = tuple(AddedToken(id, text) for text, id in special_tokens.items())
         self._inner = tiktoken.Encoding(
             "minipic", pat_str=pattern, mergeable_ranks=table, special_tokens=dict(special_tokens)

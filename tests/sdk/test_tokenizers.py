@@ -127,6 +127,13 @@ def test_cl100k_ranks() -> None:
     assert tiktoken is not None
 
 
+def test_a_rank_can_t_be_a_control_token() -> None:
+    spec = TokenizerSpec("tiktoken", "YQ== 0\nYg== 1\n", CL100K_PATTERN, {"<|end|>": 2})
+    assert spec.load(forbidden=[2]).encode("ab") == [0, 1]
+    with pytest.raises(ProfileError, match="token 1 is a piece of ordinary text"):
+        spec.load(forbidden=[1, 2])
+
+
 def test_a_rank_file_in_a_directory(tmp_path: Path) -> None:
     words = [*(bytes([b]) for b in range(256)), b"ab"]
     ranks = "".join(f"{base64.b64encode(w).decode()} {i}\n" for i, w in enumerate(words))
