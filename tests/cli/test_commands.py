@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -299,3 +300,20 @@ def test_the_reader_going_away_is_no_traceback(docs: Path) -> None:
     os.close(write)
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr
+
+
+def test_interrupted_while_it_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import time; print('importing', flush=True); time.sleep(60)")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    started = subprocess.Popen(
+        [sys.executable, "-m", "minipic_cli", "--version"],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "importing\n"
+    started.send_signal(signal.SIGINT)
+    assert started.communicate(timeout=60)[1] == ""
+    assert started.returncode == 130
