@@ -60,6 +60,7 @@ def inspect(
             raise UsageError("give either --docs or --compose")
         given |= _arguments(arguments) | ({"question": question} if question is not None else {})
     if model is not None:
+        options.check_model_directory(model)
         seen = Seen(_compose(given, ModelProfile.from_directory(model)), None)
     else:
         seen = _ask(given, base_url, api_key, cache_salt)

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from minipic_cli.console import set_quiet
+from minipic_cli.errors import UsageError
 from minipic_sdk import layouts
 
 LAYOUTS: Final = tuple(name for name in layouts.LAYOUTS if name != layouts.PromptCache.name)  # that needs a schema
@@ -44,6 +45,14 @@ Salt = Annotated[
     str | None,
     typer.Option("--cache-salt", metavar="SALT", help="Keep what is cached apart from other salts'."),
 ]
+
+
+def check_model_directory(path: Path) -> None:
+    """Raise ``UsageError`` for what is no model directory."""
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a directory")
+    if not (path / "config.json").is_file():
+        raise UsageError(f"{path} is no model directory: it has no config.json")
 
 
 def _layout(value: str) -> str:

@@ -170,8 +170,7 @@ def _find(named: str | None) -> Served:
         return Served(str(default_model_dir()), NAME, True)
     path = Path(named).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise CLIError(f"{named} is no model directory: it has no config.json")
+        options.check_model_directory(path)
         return Served(str(path), path.resolve().name, True)
     if path.exists() or named.startswith((".", "/", "~")) or named.count("/") != 1:
         raise UsageError(f"{named} is neither a model directory nor a hub id (organisation/name)")

@@ -311,6 +311,8 @@ def test_settings(server: FakeServer) -> None:
     assert not http.is_closed
     with pytest.raises(InputError, match="base_url"):
         MiniPIC(base_url="localhost:8000")
+    with pytest.raises(InputError, match="base_url 'http://a:b' is no URL: Invalid port"):
+        MiniPIC(base_url="http://a:b")
     with pytest.raises(InputError, match="max_retries"):
         MiniPIC(max_retries=-1)
 
