@@ -39,7 +39,10 @@ def test_the_second_time_documents_are_hits_in_any_order(run, serve, docs: Path)
     [
         (("ask", QUESTION, "--layout", "foo"), "anchored, auto, block, epic, prefix"),
         (("inspect", "--layout", "prompt-cache"), "anchored, auto, block, epic, prefix"),
-        (("serve", "--block-size", "17"), "another multiple of 16"),
+        (
+            ("serve", "--block-size", "17"),
+            "--block-size: block size 17: it must be 16, 32, 64 or another multiple of 16",
+        ),
         (("serve", "--warm", "nowhere"), "nowhere does not exist"),
     ],
 )
