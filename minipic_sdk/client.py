@@ -104,6 +104,8 @@ class MiniPIC:
     ) -> SpansReport:
         """Prefill documents, or all spans of a prompt, and wait. Each is hit, computed, or rejected with the reason.
 
+        An empty document is rejected; prompts leave it out.
+
         Args:
             spans: documents, or a prompt.
             cache_salt: by default the client's.
@@ -215,7 +217,7 @@ class MiniPIC:
 
         Args:
             messages: in the OpenAI form, the last one from the user or a tool.
-            documents: each a span; they stand at the beginning of the first user message.
+            documents: each a span, if it isn't empty; they stand at the beginning of the first user message.
             tools: functions the model may call; each a span.
             memory: memory states; each a span, before the documents.
             inline: documents that the messages quote word for word, such as a filled-in prompt template; each place is

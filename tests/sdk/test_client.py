@@ -558,3 +558,12 @@ def test_a_closed_client_with_connections_of_its_own() -> None:
         pass
     with pytest.raises(ClientClosedError):
         client.profile()
+
+
+def test_an_empty_document_is_rejected_and_the_others_are_warmed(client: MiniPIC) -> None:
+    report = client.warm(["", "The quokka.", Document(" \n", name="blank")])
+    assert [(s.status, s.reason) for s in report.spans] == [
+        ("rejected", "it has no tokens"),
+        ("computed", "first seen"),
+        ("rejected", "it has no tokens"),
+    ]
