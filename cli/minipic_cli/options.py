@@ -64,12 +64,13 @@ def _layout(value: str) -> str:
 Layout = Annotated[str, typer.Option("--layout", callback=_layout, help=f"{', '.join(LAYOUTS)}: see docs/layouts.md.")]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")]
 Docs = Annotated[
-    list[Path] | None,
+    list[str] | None,
     typer.Option(
         "--docs",
         "-d",
         metavar="PATH...",
-        help="Text or Markdown files, or directories of them; each file is a document, in the order given.",
+        help="What to read, as for `minipic warm`, in the order given: text, Markdown, HTML, PDF or JSONL files, "
+        "directories of them, globs, or - for stdin.",
     ),
 ]
-MoreDocs = Annotated[list[Path] | None, typer.Argument(metavar="", hidden=True, show_default=False)]
+MoreDocs = Annotated[list[str] | None, typer.Argument(metavar="", hidden=True, show_default=False)]
