@@ -13,6 +13,7 @@ from minipic_sdk.errors import (
     APIError,
     APIStatusError,
     BadRequestError,
+    ClientClosedError,
     InputError,
     InternalServerError,
     NotFoundError,
@@ -138,13 +139,13 @@ def ended(session: Session, opened: Opened) -> Flow[GenerateResult]:
 
 
 def _statuses(session: Session, state: StreamState) -> Flow[tuple[SpanStatus, ...] | None]:
-    """Per-span status of a stream; ``None`` if the server has forgotten it."""
+    """Per-span status of a stream; ``None`` if the server has forgotten it, or can't be asked any more."""
     if not state.asked.spans or not state.body.get("id"):
         return None
     try:
         response = yield from ask(session, Send("GET", f"{REQUESTS_PATH}{state.body['id']}"), max_retries=0)
         return parse_statuses(json_of(response))
-    except (APIError, ValueError):
+    except (APIError, ClientClosedError, ValueError):
         return None
 
 

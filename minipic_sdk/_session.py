@@ -6,10 +6,13 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from minipic_sdk.errors import SpansOffWarning
+from minipic_sdk.errors import ClientClosedError, SpansOffWarning
 from minipic_sdk.profile import ModelProfile
+
+if TYPE_CHECKING:
+    import httpx
 
 RESENT_AFTER: Final = 300.0  # seconds after which a span is prefetched again: it may have been evicted
 REMEMBERED: Final = 1 << 16  # spans sent lately
@@ -31,7 +34,16 @@ class Session:
     served_root: str | None = None  # the directory or hub id behind it
     derenders: bool = True  # until /v1/chat/completions/derender turns out to be off
     returns_ids: bool = True  # until return_token_ids is refused
+    closed: bool = False
     _sent: OrderedDict[Hashable, float] = field(default_factory=OrderedDict[Hashable, float])
+
+    def check_open(self, http: "httpx.Client | httpx.AsyncClient") -> None:
+        """Raise ``ClientClosedError`` if nothing can be sent any more."""
+        if self.closed or http.is_closed:
+            what = "client" if self.closed else "http_client of this client"
+            raise ClientClosedError(
+                f"the {what} is closed: make a new client, or use it inside its `with` block and close it last"
+            )
 
     def serves(self, profile: ModelProfile) -> bool:
         """Whether token ids made with ``profile`` can be what the server's model reads."""

@@ -39,6 +39,10 @@ class Settings:
         url = (base_url or os.environ.get("MINIPIC_BASE_URL") or DEFAULT_URL).rstrip("/").removesuffix("/v1")
         if not url.startswith(("http://", "https://")):
             raise InputError(f"base_url must begin with http:// or https://, got {url!r}")
+        try:
+            httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise InputError(f"base_url {url!r} is no URL: {error}") from error
         if max_retries < 0:
             raise InputError(f"max_retries must be 0 or more, got {max_retries}")
         self.base_url = url

@@ -11,6 +11,7 @@ from minipic_sdk._prefetch import TaskPrefetcher
 from minipic_sdk._settings import Settings
 from minipic_sdk._span_flows import Spans, checked, prefetch, report
 from minipic_sdk.documents import Document, Tool
+from minipic_sdk.errors import ClientClosedError
 from minipic_sdk.options import SamplingOptions, request_params
 from minipic_sdk.profile import ModelProfile
 from minipic_sdk.prompt import Prompt
@@ -73,7 +74,8 @@ class AsyncMiniPIC:
         await self.close()
 
     async def close(self) -> None:
-        """Drop waiting prefetches and close the connections."""
+        """Drop waiting prefetches and close the connections; whatever is sent later raises ``ClientClosedError``."""
+        self._session.closed = True
         await self._prefetcher.close()
         if self._owns_http:
             await self._http.aclose()
@@ -110,7 +112,11 @@ class AsyncMiniPIC:
 
         Returns:
             Whether it was accepted; not while 64 calls wait.
+
+        Raises:
+            ClientClosedError: the client was closed.
         """
+        self._session.check_open(self._http)
         flow = prefetch(self._session, checked(spans), cache_salt)
         return self._prefetcher.submit(self._run(flow))
 
@@ -201,7 +207,7 @@ class AsyncMiniPIC:
                     continue
                 try:
                     response = await self._send(step)
-                except httpx.HTTPError as error:
+                except (httpx.HTTPError, ClientClosedError) as error:
                     step = flow.throw(error)
                 else:
                     step = flow.send(response)
@@ -209,6 +215,7 @@ class AsyncMiniPIC:
             return stop.value
 
     async def _send(self, send: Send) -> "httpx.Response":
+        self._session.check_open(self._http)
         request = self._http.build_request(**self._settings.request(send))
         response = await self._http.send(request, stream=send.stream)
         if send.stream and not response.is_success:

@@ -11,6 +11,7 @@ from minipic_sdk._prefetch import ThreadPrefetcher
 from minipic_sdk._settings import Settings
 from minipic_sdk._span_flows import Spans, checked, prefetch, report
 from minipic_sdk.documents import Document, Tool
+from minipic_sdk.errors import ClientClosedError
 from minipic_sdk.options import SamplingOptions, request_params
 from minipic_sdk.profile import ModelProfile
 from minipic_sdk.prompt import Prompt
@@ -88,7 +89,8 @@ class MiniPIC:
         self.close()
 
     def close(self) -> None:
-        """Drop waiting prefetches and close the connections."""
+        """Drop waiting prefetches and close the connections; whatever is sent later raises ``ClientClosedError``."""
+        self._session.closed = True
         self._prefetcher.close()
         if self._owns_http:
             self._http.close()
@@ -101,6 +103,8 @@ class MiniPIC:
         self, spans: Spans, *, cache_salt: str | None = None, pin: bool = False, ttl: float | None = None
     ) -> SpansReport:
         """Prefill documents, or all spans of a prompt, and wait. Each is hit, computed, or rejected with the reason.
+
+        An empty document is rejected; prompts leave it out.
 
         Args:
             spans: documents, or a prompt.
@@ -125,7 +129,11 @@ class MiniPIC:
 
         Returns:
             Whether it was accepted; not while 64 calls wait.
+
+        Raises:
+            ClientClosedError: the client was closed.
         """
+        self._session.check_open(self._http)
         flow = prefetch(self._session, checked(spans), cache_salt)
         return self._prefetcher.submit(lambda: self._run(flow))
 
@@ -209,7 +217,7 @@ class MiniPIC:
 
         Args:
             messages: in the OpenAI form, the last one from the user or a tool.
-            documents: each a span; they stand at the beginning of the first user message.
+            documents: each a span, if it isn't empty; they stand at the beginning of the first user message.
             tools: functions the model may call; each a span.
             memory: memory states; each a span, before the documents.
             inline: documents that the messages quote word for word, such as a filled-in prompt template; each place is
@@ -244,7 +252,7 @@ class MiniPIC:
                     continue
                 try:
                     response = self._send(step)
-                except httpx.HTTPError as error:
+                except (httpx.HTTPError, ClientClosedError) as error:
                     step = flow.throw(error)
                 else:
                     step = flow.send(response)
@@ -252,6 +260,7 @@ class MiniPIC:
             return stop.value
 
     def _send(self, send: Send) -> "httpx.Response":
+        self._session.check_open(self._http)
         request = self._http.build_request(**self._settings.request(send))
         response = self._http.send(request, stream=send.stream)
         if send.stream and not response.is_success:

@@ -84,8 +84,8 @@ def compose_messages(
     sources = Sources(
         messages,
         [Tool.of(t) for t in tools],
-        [Document.of(m) for m in memory],
-        [Document.of(d) for d in documents],
+        _filled(memory),
+        _filled(documents),
         template_options,
         [Document.of(d) for d in inline],
     )
@@ -96,6 +96,11 @@ def compose_messages(
     arrangement = arrange(pieces, rules)
     text = "".join(p if isinstance(p, str) else p.text for p in parts)
     return _prompt(arrangement, pieces, profile, arrange.name, text, sources)
+
+
+def _filled(given: Sequence[DocumentLike]) -> list[Document]:
+    """Those that have a text: an empty one would change nothing but cost a block."""
+    return [d for d in map(Document.of, given) if d.content]
 
 
 def _pieces(parts: Sequence[Part], sources: Sources, profile: "ModelProfile") -> list[Piece]:

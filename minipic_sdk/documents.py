@@ -22,7 +22,10 @@ def _nothing() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Document:
-    """A piece of text that is cached on its own: a retrieved passage, a file, a memory state."""
+    """A piece of text that is cached on its own: a retrieved passage, a file, a memory state.
+
+    One without text and title, or of white space only, is left out of prompts: no span, and the model reads nothing.
+    """
 
     text: str
     title: str | None = None  # a line above the text, seen by the model

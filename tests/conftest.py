@@ -1,6 +1,7 @@
 """Shared by all tests: quiet, single-threaded vLLM, and the packages beside this file importable."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ for _name, _value in {
 }.items():
     os.environ.setdefault(_name, _value)
 sys.path.insert(0, str(Path(__file__).parent))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored, by child processes too
 
 
 @pytest.fixture(scope="session", autouse=True)

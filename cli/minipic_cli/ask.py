@@ -10,7 +10,7 @@ import typer
 from minipic_cli import options
 from minipic_cli.connection import connected, served_profile
 from minipic_cli.console import err, is_quiet, note, print_json, table
-from minipic_cli.corpus.settings import cut_documents
+from minipic_cli.corpus import settings
 from minipic_cli.documents import read_documents
 from minipic_cli.errors import CLIError, UsageError
 from minipic_sdk import GenerateResult, InputError, MiniPIC, Prompt
@@ -25,6 +25,8 @@ def ask(
     question: Annotated[str, typer.Argument(help="What to ask; it comes before --docs.")],
     more: options.MoreDocs = None,
     docs: options.Docs = None,
+    format: settings.FormatName = None,
+    encoding: settings.Encoding = None,
     system: options.System = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Length of the answer, at most.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.0,
@@ -40,12 +42,13 @@ def ask(
     The answer goes to stdout while it is generated; what was cached, document by document, to stderr.
     """
     check_question(question)
-    documents = read_documents([*(docs or ()), *(more or ())])
+    settings.check_encoding(encoding)
+    documents = read_documents([*(docs or ()), *(more or ())], settings.format_of(format), encoding)
     if not documents:
         note("no documents (--docs PATH...): the question is asked alone")
     with connected(base_url, api_key, cache_salt=cache_salt) as client:
         profile = served_profile(client)
-        cut = cut_documents(documents, profile)
+        cut = settings.cut_documents(documents, profile)
         prompt = Prompt.compose(cut, question, system=system, layout=layout, profile=profile)
         answer = _Answer(client, prompt, max_tokens=max_tokens, temperature=temperature, echo=not as_json)
     if as_json:

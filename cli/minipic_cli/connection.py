@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from minipic_cli.console import note
-from minipic_cli.errors import CLIError
+from minipic_cli.errors import CLIError, UsageError
 from minipic_sdk import (
     APIConnectionError,
     APITimeoutError,
     AuthenticationError,
+    InputError,
     MiniPIC,
     ModelProfile,
     NotFoundError,
@@ -18,10 +19,18 @@ from minipic_sdk import (
 )
 
 
+def make_client(base_url: str | None, api_key: str | None, **options: Any) -> MiniPIC:
+    """A client; raises ``UsageError`` for options that none can be made with, such as a URL that is none."""
+    try:
+        return MiniPIC(base_url=base_url, api_key=api_key, **options)
+    except InputError as error:
+        raise UsageError(str(error)) from error
+
+
 @contextmanager
 def connected(base_url: str | None, api_key: str | None, **options: Any) -> Iterator[MiniPIC]:
     """A client of the server; inside, its errors become one-line errors of the command."""
-    with MiniPIC(base_url=base_url, api_key=api_key, **options) as client, warnings.catch_warnings():
+    with make_client(base_url, api_key, **options) as client, warnings.catch_warnings():
         warnings.simplefilter("always", SpansOffWarning)
         warnings.showwarning = lambda message, *_args, **_kwargs: note(f"note: {message}")  # pyright: ignore
         try:

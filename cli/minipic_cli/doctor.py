@@ -10,8 +10,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from minipic_cli import console, options
-from minipic_cli.errors import CLIError, UsageError
-from minipic_sdk import MiniPIC
+from minipic_cli.connection import make_client
 from minipic_sdk.errors import MiniPICError
 
 
@@ -50,10 +49,8 @@ def doctor(
     Then real questions are asked under every layout, and the cheapest one that leaves the answers alone is written
     beside the model, for layout="auto" to follow.
     """
-    if model is not None and not model.is_dir():
-        raise UsageError(f"{model} is not a directory")
-    if model is not None and not (model / "config.json").is_file():
-        raise CLIError(f"{model} is not a model directory: it has no config.json")
+    if model is not None:
+        options.check_model_directory(model)
     checks = environment(base_url, api_key)
     if model is not None and checks[0].ok:
         from minipic_cli.model_check import check_model
@@ -129,11 +126,13 @@ def _default_model() -> Check:
 
 
 def _server(base_url: str | None, api_key: str | None) -> Check:
+    client = make_client(base_url, api_key, max_retries=0, timeout=5)
     try:
-        with MiniPIC(base_url=base_url, api_key=api_key, max_retries=0, timeout=5) as client:
-            url = client.base_url
+        with client:
             profile = client.profile()
-        return Check("server", True, f"{url} serves {profile.model} with blocks of {profile.block_size} tokens")
+        return Check(
+            "server", True, f"{client.base_url} serves {profile.model} with blocks of {profile.block_size} tokens"
+        )
     except MiniPICError as error:
         # Only a server that was named must be there.
         return Check("server", base_url is None, f"none reachable: {error}")

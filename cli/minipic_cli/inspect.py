@@ -11,7 +11,7 @@ from minipic_cli import options
 from minipic_cli.blockmap import block_map
 from minipic_cli.connection import connected, served_profile
 from minipic_cli.console import note, out, print_json, table
-from minipic_cli.corpus.settings import cut_documents
+from minipic_cli.corpus import settings
 from minipic_cli.documents import read_documents
 from minipic_cli.errors import CLIError, UsageError
 from minipic_sdk import APIError, Document, ModelProfile, Prompt, SpanStatus
@@ -30,6 +30,8 @@ def inspect(
     question: Annotated[str | None, typer.Argument(help="The question; by default a placeholder.")] = None,
     more: options.MoreDocs = None,
     docs: options.Docs = None,
+    format: settings.FormatName = None,
+    encoding: settings.Encoding = None,
     arguments: Annotated[
         Path | None,
         typer.Option(
@@ -53,13 +55,15 @@ def inspect(
 
     Without a server the bundled model's profile is used, and what is cached is unknown. Nothing is computed.
     """
-    given: dict[str, Any] = {"docs": read_documents([*(docs or ()), *(more or ())]), "question": question or "?"}
-    given |= {"system": system, "layout": layout}
+    settings.check_encoding(encoding)
+    documents = read_documents([*(docs or ()), *(more or ())], settings.format_of(format), encoding)
+    given: dict[str, Any] = {"docs": documents, "question": question or "?", "system": system, "layout": layout}
     if arguments is not None:
         if docs or more:
             raise UsageError("give either --docs or --compose")
         given |= _arguments(arguments) | ({"question": question} if question is not None else {})
     if model is not None:
+        options.check_model_directory(model)
         seen = Seen(_compose(given, ModelProfile.from_directory(model)), None)
     else:
         seen = _ask(given, base_url, api_key, cache_salt)
@@ -182,7 +186,7 @@ def _compose(given: Mapping[str, Any], profile: ModelProfile) -> Prompt:
     """As `minipic ask` does; documents of --compose stay as they are."""
     docs = given["docs"]
     if docs and all(isinstance(d, Document) for d in docs):
-        docs = cut_documents(docs, profile)
+        docs = settings.cut_documents(docs, profile)
     arguments: dict[str, Any] = {**given, "docs": docs}
     return Prompt.compose(**arguments, profile=profile)
 

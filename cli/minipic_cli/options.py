@@ -6,6 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from minipic_cli.console import set_quiet
+from minipic_cli.errors import UsageError
 from minipic_sdk import layouts
 
 LAYOUTS: Final = tuple(name for name in layouts.LAYOUTS if name != layouts.PromptCache.name)  # that needs a schema
@@ -46,6 +47,14 @@ Salt = Annotated[
 ]
 
 
+def check_model_directory(path: Path) -> None:
+    """Raise ``UsageError`` for what is no model directory."""
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a directory")
+    if not (path / "config.json").is_file():
+        raise UsageError(f"{path} is no model directory: it has no config.json")
+
+
 def _layout(value: str) -> str:
     if value not in LAYOUTS:
         raise typer.BadParameter(f"{value!r}: it is one of {', '.join(LAYOUTS)}")
@@ -55,12 +64,13 @@ def _layout(value: str) -> str:
 Layout = Annotated[str, typer.Option("--layout", callback=_layout, help=f"{', '.join(LAYOUTS)}: see docs/layouts.md.")]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")]
 Docs = Annotated[
-    list[Path] | None,
+    list[str] | None,
     typer.Option(
         "--docs",
         "-d",
         metavar="PATH...",
-        help="Text or Markdown files, or directories of them; each file is a document, in the order given.",
+        help="What to read, as for `minipic warm`, in the order given: text, Markdown, HTML, PDF or JSONL files, "
+        "directories of them, globs, or - for stdin.",
     ),
 ]
-MoreDocs = Annotated[list[Path] | None, typer.Argument(metavar="", hidden=True, show_default=False)]
+MoreDocs = Annotated[list[str] | None, typer.Argument(metavar="", hidden=True, show_default=False)]

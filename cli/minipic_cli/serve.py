@@ -49,7 +49,7 @@ def serve(
         str | None,
         typer.Option(metavar="KEY", envvar="MINIPIC_API_KEY", help="Ask clients for this key."),
     ] = None,
-    block_size: Annotated[int, typer.Option(help="Tokens per KV block: 16, 32 or 64.")] = 16,
+    block_size: Annotated[int, typer.Option(help="Tokens per KV block: 16, 32, 64 or another multiple of 16.")] = 16,
     warm: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,8 +68,12 @@ def serve(
     Ready after two or three minutes on two CPU cores, since the model is compiled first; after one with --enforce-eager.
     Clients: `minipic ask`, the SDK, or anything that speaks the OpenAI API.
     """
-    if block_size < 16 or block_size % 16:
-        raise UsageError(f"--block-size {block_size}: 16, 32, 64 or another multiple of 16")
+    from minipic_server.engine import check_block_size
+
+    try:
+        check_block_size(block_size)
+    except ValueError as error:
+        raise UsageError(f"--block-size: {error}") from error
     if warm:
         expand(warm)  # what doesn't exist is said now, not when the server is up
     check_vllm()
@@ -170,8 +174,7 @@ def _find(named: str | None) -> Served:
         return Served(str(default_model_dir()), NAME, True)
     path = Path(named).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise CLIError(f"{named} is no model directory: it has no config.json")
+        options.check_model_directory(path)
         return Served(str(path), path.resolve().name, True)
     if path.exists() or named.startswith((".", "/", "~")) or named.count("/") != 1:
         raise UsageError(f"{named} is neither a model directory nor a hub id (organisation/name)")

@@ -4,9 +4,11 @@ Not ``exec``: finding out the plugin's arguments imports vLLM, which takes long 
 """
 
 import os
-import runpy
+import signal
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
+from typing import Any
 
 from minipic_cli.errors import CLIError
 from minipic_sdk import ModelProfile
@@ -16,7 +18,7 @@ _MODULE = "vllm.entrypoints.openai.api_server"
 
 
 def run_server(model: str, options: Sequence[str], block_size: int, pin_share: float) -> None:
-    """Serve until interrupted.
+    """Serve until interrupted; during start-up, ^C and SIGTERM end this process and its children at once.
 
     Args:
         model: a directory or a hub id.
@@ -27,6 +29,9 @@ def run_server(model: str, options: Sequence[str], block_size: int, pin_share: f
     Raises:
         CLIError: the model or an option can't be served with spans.
     """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
     from minipic_server import server_command
 
     try:
@@ -47,8 +52,47 @@ def run_server(model: str, options: Sequence[str], block_size: int, pin_share: f
 
 def run_module(arguments: Sequence[str]) -> None:
     """VLLM's server as ``python -m`` would run it, with its own arguments."""
+    from vllm.entrypoints.launchers.api_server import entry
+
+    entry.run_server = _serve
     sys.argv = [_MODULE, *arguments]
-    runpy.run_module(_MODULE, run_name="__main__", alter_sys=True)
+    entry.main()
+
+
+def _end(number: int, _: Any) -> None:
+    """End all; a server that is up handles signals itself. vLLM would raise an exception, which start-up may swallow."""
+    import psutil
+
+    found: list[psutil.Process] = []
+    while new := [c for c in psutil.Process().children(recursive=True) if c not in found]:
+        for child in new:
+            _signal(child, signal.SIGSTOP)  # so that it can't start another one unseen
+        found += new
+    for child in found:
+        _signal(child, signal.SIGKILL)
+    os._exit(128 + number)
+
+
+def _signal(process: Any, number: int) -> None:
+    import psutil
+
+    try:
+        # Python's resource tracker frees shared memory when all others are gone, then ends by itself.
+        if not any("resource_tracker" in part for part in process.cmdline()):
+            process.send_signal(number)
+    except psutil.Error:
+        pass  # it is gone
+
+
+async def _serve(args: Namespace) -> None:
+    """VLLM's ``run_server`` without its handler of SIGTERM."""
+    from vllm.entrypoints.launchers.api_server.entry import run_server_worker
+    from vllm.entrypoints.launchers.launcher import setup_server
+    from vllm.utils.system_utils import decorate_logs
+
+    decorate_logs("APIServer", skip_if_decorated=True)
+    address, sock = setup_server(args, reuse_port=False)
+    await run_server_worker(address, sock, args)
 
 
 def _directory(model: str) -> str:

@@ -229,8 +229,9 @@ class FakeServer:
         for i, span in enumerate(asked.spans):
             name = span.name or f"span {i}"
             ids = list(span.token_ids) if span.token_ids is not None else self.profile.encode(span.text or "")
-            if any(t in self.profile.control_tokens for t in ids):
-                found.append(SpanStatus(name, "rejected", "it holds a control token", tokens=0, blocks=0))
+            wrong = "it holds a control token" if any(t in self.profile.control_tokens for t in ids) else None
+            if not ids or wrong:
+                found.append(SpanStatus(name, "rejected", wrong or "it has no tokens", tokens=0, blocks=0))
                 continue
             salt = None if span.public else asked.cache_salt
             cached = span_key(self.profile.fingerprint, anchor, ids), salt

@@ -12,6 +12,7 @@ from minipic_server.config import KEY, SpanConfig
 from minipic_server.envs import SWITCH
 
 DEFAULT_BLOCK_SIZE = 16
+BLOCK_STEP = 16  # what FlashAttention's pages and the CPU's attention are made of
 PIN_SHARE = 0.5
 
 
@@ -39,8 +40,10 @@ def engine_kwargs(
         options: further vLLM engine arguments; they win over ours where they don't contradict spans.
 
     Raises:
-        ValueError: an option that the plugin itself must set, or a share that is none.
+        ValueError: an option that the plugin itself must set, a block size that attention can't have, or a share that
+            is none.
     """
+    check_block_size(block_size)
     if not 0 <= pin_share <= 1:
         raise ValueError(f"pin_share must be between 0 and 1, got {pin_share}")
     if control_tokens is None:
@@ -79,6 +82,12 @@ def engine_kwargs(
         kwargs["additional_config"] = {**extra, **kwargs["additional_config"]}
     switch_on()
     return {**kwargs, **options}
+
+
+def check_block_size(size: int) -> None:
+    """Raise ``ValueError`` for a block size that attention can't have, on a CPU or a GPU."""
+    if size < BLOCK_STEP or size % BLOCK_STEP:
+        raise ValueError(f"block size {size}: it must be 16, 32, 64 or another multiple of {BLOCK_STEP}")
 
 
 def switch_on() -> None:

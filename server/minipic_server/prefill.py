@@ -192,6 +192,8 @@ class SpanService:
             ids = span.token_ids
         else:
             ids = self.profile.encode(Document.of(span.text or "").content)
+        if not ids:
+            raise ValueError("it has no tokens")
         if (bad := next((i for i, t in enumerate(ids) if t in control), None)) is not None:
             raise ValueError(f"token {bad} is a control token")
         if (bad := self._strange(ids)) is not None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,10 @@ def test_the_second_time_documents_are_hits_in_any_order(run, serve, docs: Path)
     [
         (("ask", QUESTION, "--layout", "foo"), "anchored, auto, block, epic, prefix"),
         (("inspect", "--layout", "prompt-cache"), "anchored, auto, block, epic, prefix"),
-        (("serve", "--block-size", "17"), "another multiple of 16"),
+        (
+            ("serve", "--block-size", "17"),
+            "--block-size: block size 17: it must be 16, 32, 64 or another multiple of 16",
+        ),
         (("serve", "--warm", "nowhere"), "nowhere does not exist"),
     ],
 )
@@ -215,6 +219,15 @@ def test_a_prompt_that_is_too_long_is_one_line(run, serve, docs: Path) -> None:
         (("frobnicate",), "No such command"),
         (("serve", "./no-such-model"), "neither a model directory nor a hub id"),
         (("doctor", "/no/such/model"), "not a directory"),
+        (("doctor", "/"), "no config.json"),
+        (("inspect", "why", "--model", "/no/such/model"), "not a directory"),
+        (("inspect", "why", "--model", "/"), "no config.json"),
+        (("corpus", "split", ".", "--base-url", "nonsense"), "must begin with http:// or https://"),
+        (("warm", "/dev/null", "--base-url", "http://a:b"), "is no URL: Invalid port"),
+        (("inspect", "why", "--base-url", "nonsense"), "must begin with http:// or https://"),
+        (("doctor", "--base-url", "nonsense"), "must begin with http:// or https://"),
+        (("bench", "quality", "/"), "no config.json"),
+        (("bench", "quality", "--questions", "/no/such/file"), "no such file"),
     ],
     ids=lambda value: " ".join(value)[:24] if isinstance(value, tuple) else "",
 )
@@ -299,3 +312,20 @@ def test_the_reader_going_away_is_no_traceback(docs: Path) -> None:
     os.close(write)
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr
+
+
+def test_interrupted_while_it_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import time; print('importing', flush=True); time.sleep(60)")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    started = subprocess.Popen(
+        [sys.executable, "-m", "minipic_cli", "--version"],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "importing\n"
+    started.send_signal(signal.SIGINT)
+    assert started.communicate(timeout=60)[1] == ""
+    assert started.returncode == 130

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from cli.pdf_files import pdf
 from minipic_cli.corpus import chunking
 from minipic_cli.corpus.chunking import Chunker
 from minipic_cli.corpus.html import plain
@@ -133,43 +134,21 @@ def test_html_in_pieces_and_broken_html() -> None:
     assert whole.strip() == "one & two\n\nthree four\n\nfive"
 
 
-def _pdf(lines: list[str]) -> bytes:
-    """A PDF of one page, by hand."""
-    shown = b"BT /F1 12 Tf 72 720 Td " + b" T* ".join(b"(%s) Tj" % line.encode() for line in lines) + b" ET"
-    objects = [
-        b"<< /Type /Catalog /Pages 2 0 R >>",
-        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R"
-        b" /Resources << /Font << /F1 5 0 R >> >> >>",
-        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(shown), shown),
-        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-    ]
-    out, offsets = b"%PDF-1.4\n", []
-    for number, body in enumerate(objects, 1):
-        offsets.append(len(out))
-        out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
-    table = b"".join(b"%010d 00000 n \n" % at for at in offsets)
-    return out + b"xref\n0 6\n0000000000 65535 f \n%strailer\n<< /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % (
-        table,
-        len(out),
-    )
-
-
 def _read(source: Source) -> list[str]:
     return [piece for text in texts(source) for piece in text.pieces]
 
 
-def test_pdf(tmp_path) -> None:
+def testpdf(tmp_path) -> None:
     pytest.importorskip("pypdf")
     path = tmp_path / "a.pdf"
-    path.write_bytes(_pdf(["Hello from a page."]))
+    path.write_bytes(pdf(["Hello from a page."]))
     (text,) = ["".join(t.pieces) for t in texts(Source(path, "a", "a.pdf", "pdf", True))]
     assert text.strip() == "Hello from a page."
 
 
 @pytest.mark.parametrize(
     ("data", "says"),
-    [(b"", "not a readable PDF"), (b"%PDF-1.4 rubbish", "not a readable PDF"), (_pdf([]), "has no text")],
+    [(b"", "not a readable PDF"), (b"%PDF-1.4 rubbish", "not a readable PDF"), (pdf([]), "has no text")],
     ids=["empty", "rubbish", "pictures"],
 )
 def test_a_pdf_that_can_t_be_used(tmp_path, data: bytes, says: str) -> None:

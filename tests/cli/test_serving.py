@@ -92,7 +92,7 @@ def test_help_of_vllm(run, handed) -> None:
 
 def test_a_directory_that_is_no_model(run, handed, tmp_path: Path) -> None:
     done = run("serve", tmp_path)
-    assert done.code == 1
+    assert done.code == 2
     assert "no config.json" in done.err
 
 

@@ -43,6 +43,14 @@ def test_warm_ask_and_inspect(here, docs) -> None:
     assert "2 of 2 spans would hit" in seen.stdout
 
 
+def test_a_page_in_latin_1_is_the_span_that_was_warmed(here, tmp_path) -> None:
+    page = tmp_path / "grüße.html"
+    page.write_bytes("<h1>Grüße</h1><p>Der Käse kommt über die Straße aus Österreich.</p>".encode("latin-1"))
+    assert minipic("warm", page, "--no-manifest", env=here).returncode == 0
+    asked = json.loads(minipic("ask", QUESTION, "--docs", page, "--max-tokens", "4", "--json", env=here).stdout)
+    assert [s["status"] for s in asked["spans"]] == ["hit"]
+
+
 def test_ask_streams_the_answer_alone_to_stdout(here, docs) -> None:
     done = minipic("ask", QUESTION, "--docs", docs, "--max-tokens", "8", env=here)
     assert done.returncode == 0
@@ -87,11 +95,11 @@ def test_a_prompt_longer_than_the_model(here, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "says"),
     [
-        ("latin.txt", "café".encode("latin-1"), "not valid UTF-8"),
+        ("wide.txt", b"\xff\xfe\xff", "not valid utf-16"),
         ("image.md", b"\x89PNG\r\n\x1a\n\0\0\0", "binary file"),
         ("empty.txt", b"", "is empty"),
     ],
-    ids=["latin-1", "binary", "empty"],
+    ids=["utf-16", "binary", "empty"],
 )
 def test_unusable_files(here, tmp_path, name, data, says) -> None:
     (tmp_path / name).write_bytes(data)

@@ -66,6 +66,14 @@ def test_warm_once_then_any_order_hits(client, profile) -> None:
         assert result.usage.cached_tokens >= sum(s.tokens for s in result.spans)
 
 
+def test_an_empty_document_fails_nothing(client, profile) -> None:
+    docs = ["", "The empty chapter is chapter nine.", " \n"]
+    assert [s.status for s in client.warm(docs).spans] == ["rejected", "computed", "rejected"]
+    assert [s.reason for s in client.lookup(docs).spans] == ["it has no tokens", None, "it has no tokens"]
+    result = client.generate(Prompt.compose(docs, "Which chapter is empty?", profile=profile), max_tokens=4)
+    assert [s.status for s in result.spans] == ["hit"]
+
+
 def test_a_changed_document_is_computed_and_the_reason_named(client, profile) -> None:
     client.warm(TOWNS)
     changed = Document(TOWNS[0].text.replace("seven", "eight"), name="a")

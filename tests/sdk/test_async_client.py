@@ -9,6 +9,7 @@ import pytest
 from minipic_sdk import (
     APIConnectionError,
     AsyncMiniPIC,
+    ClientClosedError,
     Document,
     InputError,
     InternalServerError,
@@ -132,3 +133,17 @@ async def test_many_requests_at_once(server: FakeServer) -> None:
         await client.profile()
         results = await asyncio.gather(*(client.generate(compose(server)) for _ in range(20)))
     assert {r.text for r in results} == {"Rottnest."}
+
+
+async def test_a_closed_client_says_so(server: FakeServer) -> None:
+    client = AsyncMiniPIC(http_client=server.async_http_client())
+    await client.close()
+    for use in (client.stats, lambda: client.warm(DOCS), lambda: client.generate(compose(server))):
+        with pytest.raises(ClientClosedError, match="the client is closed: make a new client"):
+            await use()
+    with pytest.raises(ClientClosedError):
+        client.prefetch(DOCS)
+    owned = AsyncMiniPIC(base_url="http://127.0.0.1:9")
+    await owned.close()
+    with pytest.raises(ClientClosedError):
+        await owned.profile()

@@ -18,6 +18,7 @@ from minipic_sdk import (
     APITimeoutError,
     AuthenticationError,
     BadRequestError,
+    ClientClosedError,
     Document,
     InputError,
     InternalServerError,
@@ -318,6 +319,8 @@ def test_settings(server: FakeServer) -> None:
     assert not http.is_closed
     with pytest.raises(InputError, match="base_url"):
         MiniPIC(base_url="localhost:8000")
+    with pytest.raises(InputError, match="base_url 'http://a:b' is no URL: Invalid port"):
+        MiniPIC(base_url="http://a:b")
     with pytest.raises(InputError, match="max_retries"):
         MiniPIC(max_retries=-1)
 
@@ -535,3 +538,40 @@ def test_spans_by_their_tokens(server: FakeServer) -> None:
         server.profile = fake_profile(32)
         with pytest.raises(ProfileMismatchError):  # they can't be tokenised anew
             client.warm([SpanQuery(ids)])
+
+
+def test_a_closed_client_says_so(server: FakeServer) -> None:
+    http = server.http_client()
+    client = MiniPIC(http_client=http)
+    stream = client.generate(compose(server), stream=True)
+    whole = "".join(chunk.text for chunk in stream)
+    client.close()
+    assert stream.result().text == whole == "Rottnest."
+    for use in (
+        client.stats,
+        lambda: client.warm(DOCS),
+        lambda: client.prefetch(DOCS),
+        lambda: client.generate(compose(server)),
+        lambda: client.chat([{"role": "user", "content": "Where?"}], stream=True),
+    ):
+        with pytest.raises(ClientClosedError, match="the client is closed: make a new client"):
+            use()
+    http.close()
+    with pytest.raises(RuntimeError, match="the http_client of this client is closed"):
+        MiniPIC(http_client=http).profile()
+
+
+def test_a_closed_client_with_connections_of_its_own() -> None:
+    with MiniPIC(base_url="http://127.0.0.1:9") as client:
+        pass
+    with pytest.raises(ClientClosedError):
+        client.profile()
+
+
+def test_an_empty_document_is_rejected_and_the_others_are_warmed(client: MiniPIC) -> None:
+    report = client.warm(["", "The quokka.", Document(" \n", name="blank")])
+    assert [(s.status, s.reason) for s in report.spans] == [
+        ("rejected", "it has no tokens"),
+        ("computed", "first seen"),
+        ("rejected", "it has no tokens"),
+    ]

@@ -28,6 +28,7 @@ PUBLIC = {
     "ChatResult",
     "Choice",
     "Chunk",
+    "ClientClosedError",
     "ConflictError",
     "ControlTokens",
     "Document",

@@ -192,3 +192,19 @@ def test_nothing_else_assigns_into_vllm() -> None:
                 if isinstance(target, ast.Attribute) and isinstance(root, ast.Name) and root.id in foreign:
                     offenders.append(f"{path.name}:{node.lineno}")
     assert not offenders
+
+
+def test_minipic_serve_copies_run_server_less_its_signal_handler() -> None:
+    from vllm.entrypoints.launchers.api_server import entry
+
+    body = inspect.getsource(entry.run_server).partition('"""Run a single-worker API server."""')[2]
+    statements = [line.strip() for line in body.splitlines() if line.strip() and not line.strip().startswith("#")]
+    assert statements == [
+        'decorate_logs("APIServer", skip_if_decorated=True)',
+        "def _interrupt_init(*_) -> None:",
+        'raise KeyboardInterrupt("terminated")',
+        "signal.signal(signal.SIGTERM, _interrupt_init)",
+        "listen_address, sock = setup_server(args, reuse_port=False)",
+        "await run_server_worker(listen_address, sock, args, **uvicorn_kwargs)",
+    ]
+    assert "uvloop.run(run_server(args))" in inspect.getsource(entry.main)

@@ -139,6 +139,10 @@ def _quality(
     """What each layout costs in answers and saves in tokens computed, on real text."""
     from minipic_cli.bench import quality as bench
 
+    if model is not None:
+        options.check_model_directory(model)
+    if questions is not None and not questions.is_file():
+        raise UsageError(f"--questions {questions}: there is no such file")
     if adapter is not None and not (adapter / "adapter_config.json").is_file():
         raise UsageError(f"--adapter {adapter}: it has no adapter_config.json")
     result = bench.run(

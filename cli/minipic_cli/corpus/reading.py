@@ -43,6 +43,12 @@ class Text:
     encoding: str | None = None  # where it was guessed
     number: int | None = None  # line of a JSONL file: two of them may have the same name
 
+    @property
+    def remark(self) -> str | None:
+        """What the user should know about how it was read."""
+        guessed = self.encoding
+        return None if guessed is None else f"{self.name} is not UTF-8: read as {guessed} (--encoding overrides)"
+
 
 @dataclass
 class Bad:
@@ -190,7 +196,7 @@ def _object(line: str, where: str) -> dict[str, Any]:
 
 
 def _changed(name: str) -> str:
-    return f"{name} changed while it was read: warm it again when it is at rest"
+    return f"{name} changed while it was read: try again when it is at rest"
 
 
 def _guess(data: bytes) -> str | None:

@@ -147,8 +147,8 @@ class Warmer:
         yield from some
 
     def _text(self, source: Source, text: Text, *, whole: bool) -> None:
-        if text.encoding is not None:
-            note(f"{text.name} is not UTF-8: read as {text.encoding} (--encoding overrides)")
+        if text.remark is not None:
+            note(text.remark)
         key = text.key
         known = self._manifest.document(self._target, key)
         if known is not None and known.seen_at >= self._since and text.number is not None:
