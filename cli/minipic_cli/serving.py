@@ -51,12 +51,19 @@ def run_server(model: str, options: Sequence[str], block_size: int, pin_share: f
 
 
 def run_module(arguments: Sequence[str]) -> None:
-    """VLLM's server as ``python -m`` would run it, with its own arguments."""
-    from vllm.entrypoints.launchers.api_server import entry
+    """VLLM's ``main`` (entrypoints/launchers/api_server/entry.py) with these arguments, but our handling of signals."""
+    import uvloop
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.logger import configure_logging_from_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    entry.run_server = _serve
-    sys.argv = [_MODULE, *arguments]
-    entry.main()
+    cli_env_setup()
+    sys.argv = [_MODULE, *arguments]  # what vLLM shows as the command, and some of its options look at
+    args: Any = make_arg_parser(FlexibleArgumentParser(description="vLLM's OpenAI-compatible server")).parse_args()
+    configure_logging_from_args(args)
+    validate_parsed_serve_args(args)
+    uvloop.run(_serve(args))
 
 
 def _end(number: int, _: Any) -> None:

@@ -10,7 +10,9 @@ import torch
 
 pytest.importorskip("vllm", reason="needs vLLM (make setup)")
 
-SERVER = Path(__file__).parents[2] / "server" / "minipic_server"
+ROOT = Path(__file__).parents[2]
+SERVER = ROOT / "server" / "minipic_server"
+OURS = (SERVER, ROOT / "cli" / "minipic_cli", ROOT / "minipic_sdk")
 MAX_PATCH_LINES = 78  # the paper's core footprint
 
 
@@ -171,7 +173,7 @@ def _is_docstring(node: ast.stmt) -> bool:
 def test_nothing_else_assigns_into_vllm() -> None:
     """Other modules may subclass and register, never set attributes of vLLM's modules or classes."""
     offenders: list[str] = []
-    for path in SERVER.rglob("*.py"):
+    for path in (p for folder in OURS for p in folder.rglob("*.py")):
         if path.name == "patches.py":
             continue
         tree = ast.parse(path.read_text())
@@ -194,17 +196,34 @@ def test_nothing_else_assigns_into_vllm() -> None:
     assert not offenders
 
 
-def test_minipic_serve_copies_run_server_less_its_signal_handler() -> None:
+def test_minipic_serve_does_what_vllms_main_does_less_its_signal_handler() -> None:
     from vllm.entrypoints.launchers.api_server import entry
 
-    body = inspect.getsource(entry.run_server).partition('"""Run a single-worker API server."""')[2]
-    statements = [line.strip() for line in body.splitlines() if line.strip() and not line.strip().startswith("#")]
-    assert statements == [
+    lines = f"{inspect.getsource(entry.run_server)}\n{inspect.getsource(entry.main)}".splitlines()
+    code = [line.strip() for line in lines if line.strip() and not line.strip().startswith(("#", '"""'))]
+    assert code == [
+        "async def run_server(args, **uvicorn_kwargs) -> None:",
         'decorate_logs("APIServer", skip_if_decorated=True)',
         "def _interrupt_init(*_) -> None:",
         'raise KeyboardInterrupt("terminated")',
         "signal.signal(signal.SIGTERM, _interrupt_init)",
         "listen_address, sock = setup_server(args, reuse_port=False)",
         "await run_server_worker(listen_address, sock, args, **uvicorn_kwargs)",
+        "def main():",
+        "import uvloop",
+        "from vllm.entrypoints.serve.utils.api_utils import cli_env_setup",
+        "from vllm.utils.argparse_utils import FlexibleArgumentParser",
+        "from ..cli_args import (",
+        "make_arg_parser,",
+        "validate_parsed_serve_args,",
+        ")",
+        "cli_env_setup()",
+        "parser = FlexibleArgumentParser(",
+        'description="vLLM OpenAI-Compatible RESTful API server."',
+        ")",
+        "parser = make_arg_parser(parser)",
+        "args = parser.parse_args()",
+        "configure_logging_from_args(args)",
+        "validate_parsed_serve_args(args)",
+        "uvloop.run(run_server(args))",
     ]
-    assert "uvloop.run(run_server(args))" in inspect.getsource(entry.main)
