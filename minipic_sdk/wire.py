@@ -1,4 +1,4 @@
-"""The JSON of the ``/v1/minipic`` routes, for client and server alike. Plain dataclasses: both ends stay light.
+"""The JSON of the ``/v1/minipic`` routes, for client and server alike. Plain classes: both ends stay light.
 
     GET  /v1/minipic/profile                -> ModelProfile.to_json()
     POST /v1/minipic/spans         SpansRequest -> {"spans": [SpanStatus, ...]}   hit | computed | rejected
@@ -13,7 +13,7 @@ One status per span asked about, in the order asked. A completion's per-span sta
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from minipic_sdk.errors import InputError
 
@@ -35,8 +35,7 @@ _FLAG: Final = (bool, _NONE)
 _SECONDS: Final = (int, float, _NONE)
 
 
-@dataclass(frozen=True, slots=True)
-class SpanQuery:
+class SpanQuery(NamedTuple):
     """A span to prefill or look up: its visible token ids, or a text that the server makes a span of."""
 
     token_ids: Sequence[int] | None = None
@@ -110,8 +109,7 @@ class SpansRequest:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SpanStatus:
+class SpanStatus(NamedTuple):
     """What the server says about one span."""
 
     name: str

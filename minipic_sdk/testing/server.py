@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
 
 import httpx
@@ -247,7 +246,7 @@ class FakeServer:
                 self._pins[cached] = blocks, asked.ttl
             status = self._status(ids, anchor, name, salt, computes=path == SPANS_PATH)
             left = self._pins.get(cached, (0, None))[1]
-            found.append(replace(status, pinned=cached in self._pins, expires_in=left))
+            found.append(status._replace(pinned=cached in self._pins, expires_in=left))
         return found
 
     def _status(

@@ -7,7 +7,8 @@ an edit moves the boundaries of the chunks it touches and leaves the others, and
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -49,16 +50,18 @@ class Chunker:
         """Make one.
 
         Args:
-            encode: ids of each of some spans' texts; the same text is asked for more than once.
+            encode: ids of each of some spans' texts.
             limit: tokens of a chunk, at most; 0: never cut.
         """
         self._encode, self._limit = encode, limit
+        self._prepared: Mapping[str, list[int]] = {}
 
     def prepare(self, texts: Iterable[tuple[str, str | None]]) -> None:
-        """Tokenise short texts (each with its title) together: faster than one by one when their chunks are asked for."""
-        short = [Document(text, title=title).content for text, title in texts if not self._limit or self._may_fit(text)]
-        if short:
-            self._encode(short)
+        """Tokenise short texts (each with its title) together: faster than one by one when their chunks are asked for.
+
+        Only those of the last call are remembered.
+        """
+        self._prepared = self._together((text, t) for text, t in texts if not self._limit or self._may_fit(text))
 
     def chunks(self, pieces: Iterable[str], title: str | None = None) -> Iterator[Chunk]:
         """The chunks of one text, in order; none of them blank."""
@@ -67,26 +70,39 @@ class Chunker:
 
     def _window(self, text: str, title: str | None) -> Iterator[Chunk]:
         if not self._limit or self._may_fit(text):
-            chunk = self._chunk(text, title)
+            chunk = self._chunk(text, title, self._prepared)
             if not self._limit or len(chunk.ids) <= self._limit:
                 if text.strip():
                     yield chunk
                 return
         cuts = Cuts(text)
         short = cuts.halved(0, len(text), lambda start, stop: stop - start <= _DENSE * self._limit)
+        ready: dict[str, list[int]] = {}
+
+        @lru_cache(maxsize=1)  # what fits is asked for again at once
+        def chunk_of(start: int, stop: int) -> Chunk:
+            return self._chunk(text[start:stop], None, ready)
+
         while some := list(islice(short, _TOGETHER)):
-            self.prepare((text[start:stop], None) for start, stop in some)
+            ready.clear()
+            ready |= self._together((text[start:stop], None) for start, stop in some)
             for start, stop in some:
-                for at, end in cuts.halved(start, stop, lambda a, b: len(self._chunk(text[a:b]).ids) <= self._limit):
-                    chunk = self._chunk(text[at:end], title if not at else None)
+                for at, end in cuts.halved(start, stop, lambda a, b: len(chunk_of(a, b).ids) <= self._limit):
+                    chunk = chunk_of(at, end) if at or title is None else self._chunk(text[at:end], title, {})
                     if chunk.text:
                         yield chunk
 
     def _may_fit(self, text: str) -> bool:
         return len(text) <= _WHOLE * self._limit
 
-    def _chunk(self, text: str, title: str | None = None) -> Chunk:
-        return Chunk(text.strip(), self._encode([Document(text, title=title).content])[0])
+    def _together(self, texts: Iterable[tuple[str, str | None]]) -> Mapping[str, list[int]]:
+        contents = [Document(text, title=title).content for text, title in texts]
+        return dict(zip(contents, self._encode(contents), strict=True)) if contents else {}
+
+    def _chunk(self, text: str, title: str | None, ready: Mapping[str, list[int]]) -> Chunk:
+        content = Document(text, title=title).content
+        ids = ready.get(content)
+        return Chunk(text.strip(), self._encode([content])[0] if ids is None else ids)
 
 
 class Cuts:
