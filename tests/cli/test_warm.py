@@ -191,6 +191,18 @@ def test_texts_of_new_lines_are_tokenised_together(run, serve, tmp_path: Path, m
     assert sizes == [1]
 
 
+def test_the_latest_spans_are_remembered(run, serve, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("minipic_cli.corpus.warming._SENT", 64)
+    server = serve(FakeServer())
+    path = tmp_path / "d.jsonl"
+    # 64 is sent again soon after, 0 when two times as many as are remembered came in between.
+    texts = [*range(128), 64, *range(128, 192), 0]
+    path.write_text("".join(f'{{"name": "{i}", "text": "Line {n}."}}\n' for i, n in enumerate(texts)))
+    told = _warm(run, path)
+    assert (told["computed"], told["hit"]) == (192, 2)
+    assert _sent(server) == [str(i) for i in range(len(texts)) if i != 128]
+
+
 def test_long_documents_are_cut_and_an_edit_moves_one_chunk(run, serve, tmp_path: Path) -> None:
     server = serve(FakeServer())
     path = tmp_path / "long.md"

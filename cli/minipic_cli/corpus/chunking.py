@@ -7,7 +7,7 @@ an edit moves the boundaries of the chunks it touches and leaves the others, and
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
@@ -35,6 +35,9 @@ _BETWEEN: Final = (
     re.compile(r"\s+"),
 )
 
+_Titled = tuple[str, str | None]
+_Ready = dict[_Titled, list[int]]  # ids of texts that were tokenised together
+
 
 class Chunk(NamedTuple):
     """A piece that becomes one span."""
@@ -54,14 +57,14 @@ class Chunker:
             limit: tokens of a chunk, at most; 0: never cut.
         """
         self._encode, self._limit = encode, limit
-        self._prepared: Mapping[str, list[int]] = {}
+        self._prepared: _Ready = {}
 
-    def prepare(self, texts: Iterable[tuple[str, str | None]]) -> None:
+    def prepare(self, texts: Iterable[_Titled]) -> None:
         """Tokenise short texts (each with its title) together: faster than one by one when their chunks are asked for.
 
         Only those of the last call are remembered.
         """
-        self._prepared = self._together((text, t) for text, t in texts if not self._limit or self._may_fit(text))
+        self._prepared = self._together([t for t in texts if not self._limit or self._may_fit(t[0])])
 
     def chunks(self, pieces: Iterable[str], title: str | None = None) -> Iterator[Chunk]:
         """The chunks of one text, in order; none of them blank."""
@@ -77,7 +80,7 @@ class Chunker:
                 return
         cuts = Cuts(text)
         short = cuts.halved(0, len(text), lambda start, stop: stop - start <= _DENSE * self._limit)
-        ready: dict[str, list[int]] = {}
+        ready: _Ready = {}
 
         @lru_cache(maxsize=1)  # what fits is asked for again at once
         def chunk_of(start: int, stop: int) -> Chunk:
@@ -85,7 +88,7 @@ class Chunker:
 
         while some := list(islice(short, _TOGETHER)):
             ready.clear()
-            ready |= self._together((text[start:stop], None) for start, stop in some)
+            ready |= self._together([(text[start:stop], None) for start, stop in some])
             for start, stop in some:
                 for at, end in cuts.halved(start, stop, lambda a, b: len(chunk_of(a, b).ids) <= self._limit):
                     chunk = chunk_of(at, end) if at or title is None else self._chunk(text[at:end], title, {})
@@ -95,14 +98,13 @@ class Chunker:
     def _may_fit(self, text: str) -> bool:
         return len(text) <= _WHOLE * self._limit
 
-    def _together(self, texts: Iterable[tuple[str, str | None]]) -> Mapping[str, list[int]]:
+    def _together(self, texts: Sequence[_Titled]) -> _Ready:
         contents = [Document(text, title=title).content for text, title in texts]
-        return dict(zip(contents, self._encode(contents), strict=True)) if contents else {}
+        return dict(zip(texts, self._encode(contents), strict=True)) if contents else {}
 
-    def _chunk(self, text: str, title: str | None, ready: Mapping[str, list[int]]) -> Chunk:
-        content = Document(text, title=title).content
-        ids = ready.get(content)
-        return Chunk(text.strip(), self._encode([content])[0] if ids is None else ids)
+    def _chunk(self, text: str, title: str | None, ready: _Ready) -> Chunk:
+        ids = ready.get((text, title))
+        return Chunk(text.strip(), self._together([(text, title)])[text, title] if ids is None else ids)
 
 
 class Cuts:

@@ -2,7 +2,6 @@
 
 import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ BATCH_SPANS: Final = 64  # in one request: small enough that the bar moves and ^
 AHEAD: Final = 256  # lines read and tokenised together
 BATCH_TOKENS: Final = 8192  # a slow server must answer within the timeout
 SHOWN: Final = 100  # documents, failures: memory stays flat
-_SENT: Final = 1 << 16  # spans remembered, so that duplicates aren't sent again
+_SENT: Final = 1 << 15  # spans remembered, at least, so that duplicates aren't sent again
 _WARM: Final = frozenset(("hit", "computed", "resident"))
 
 Send = Callable[[Sequence[SpanQuery]], SpansReport]
@@ -68,7 +67,8 @@ class Warmer:
         self._anchor = profile.anchor_token_ids
         self._batch: list[tuple[Row, bytes, SpanQuery]] = []
         self._batch_tokens = 0
-        self._sent: OrderedDict[tuple[bytes, bool], None] = OrderedDict()
+        self._sent: set[bytes] = set()
+        self._sent_before: set[bytes] = set()
         self._new_keys: set[str] = set()  # of lines read ahead, until they are recorded
         self._read = 0  # bytes of the file being read that the bar knows of
         self._since = time.time()
@@ -183,20 +183,19 @@ class Warmer:
 
         def record(content: bytes | None = None) -> None:
             nonlocal document
-            with self._manifest.write():
-                if document is None:
-                    document = self._manifest.begin(
-                        self._target,
-                        key,
-                        source.key,
-                        text.name,
-                        held,
-                        content,
-                        public=text.public,
-                        chunk_tokens=self._chunk_tokens,
-                    )
-                else:
-                    self._manifest.add(document, held, content)
+            if document is None:
+                document = self._manifest.begin(
+                    self._target,
+                    key,
+                    source.key,
+                    text.name,
+                    held,
+                    content,
+                    public=text.public,
+                    chunk_tokens=self._chunk_tokens,
+                )
+            else:
+                self._manifest.add(document, held, content)
             row.id = document
             queries = [self._query(text.name, text.public, known) for known in held]
             held.clear()
@@ -235,7 +234,8 @@ class Warmer:
         self.totals.tokens += len(ids)
         self.totals.blocks += blocks
         row.waiting += 1
-        if (key, query.public) in self._sent:
+        mark = _mark(key, query)
+        if mark in self._sent or mark in self._sent_before:
             return self._answered(row, SpanStatus(query.name or "", "hit", None, len(ids), blocks))
         self._batch.append((row, key, query))
         self._batch_tokens += len(ids)
@@ -255,9 +255,9 @@ class Warmer:
         with self._manifest.write():
             for (row, key, query), status in zip(batch, statuses, strict=True):
                 if status.status in _WARM:
-                    self._sent[key, query.public] = None
-                    if len(self._sent) > _SENT:
-                        self._sent.popitem(last=False)
+                    self._sent.add(_mark(key, query))
+                    if len(self._sent) == _SENT:
+                        self._sent, self._sent_before = set(), self._sent
                 self._answered(row, status)
             self._settle({id(row): row for row, _, _ in batch}.values())
 
@@ -321,3 +321,8 @@ class Warmer:
         else:
             self.totals.left_out += 1
             note(f"left out: {why}")
+
+
+def _mark(key: bytes, query: SpanQuery) -> bytes:
+    """What a span is remembered by: public and not, it is two spans."""
+    return key + b"\1" if query.public else key
