@@ -35,8 +35,7 @@ _FLAG: Final = (bool, _NONE)
 _SECONDS: Final = (int, float, _NONE)
 
 
-@dataclass(frozen=True, slots=True)
-class SpanQuery:
+class SpanQuery(NamedTuple):
     """A span to prefill or look up: its visible token ids, or a text that the server makes a span of."""
 
     token_ids: Sequence[int] | None = None

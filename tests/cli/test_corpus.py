@@ -8,6 +8,7 @@ from cli.pdf_files import pdf
 from minipic_cli.corpus import chunking
 from minipic_cli.corpus.chunking import Chunker
 from minipic_cli.corpus.html import plain
+from minipic_cli.corpus.manifest import Manifest
 from minipic_cli.corpus.reading import ReadError, texts
 from minipic_cli.corpus.sources import Source
 from minipic_sdk import ModelProfile
@@ -170,3 +171,33 @@ def test_a_large_file_is_read_in_pieces(tmp_path, monkeypatch) -> None:
     path.write_bytes(text.encode() + b"\xff")
     with pytest.raises(ReadError, match="not valid utf-8"):
         _read(Source(path, "a", "a", "text", True))
+
+
+def test_texts_prepared_together_have_the_chunks_they_have_alone() -> None:
+    texts = [("One.", None), ("One.", "Title"), ("Two. " * 900, "Long"), ("Three.", None)]
+    encode = ModelProfile.default().encode_batch
+    alone = [list(Chunker(encode, 128).chunks([text], title)) for text, title in texts]
+    calls: list[int] = []
+    together = Chunker(lambda given: calls.append(len(given)) or encode(given), 128)
+    together.prepare(texts)
+    assert calls == [3]  # the long one is cut first
+    assert [list(together.chunks([text], title)) for text, title in texts] == alone
+    assert len(alone[2]) > 1
+    assert calls.count(1) < len(alone[2])
+
+
+def test_ids_of_any_size_come_back_from_the_manifest() -> None:
+    small, large = [0, 1, 65535], [0, 65536, 200_000]
+    with Manifest(None) as manifest:
+        target = manifest.target("m", "f", None)
+        first = [(0, b"k1", small, 1)]
+        document = manifest.begin(target, "/d", "/d", "d", first, None, public=False, chunk_tokens=64)
+        manifest.add(document, [(1, b"k2", large, 2)], b"digest")
+        assert list(manifest.spans(document)) == [(0, b"k1", small, 1), (1, b"k2", large, 2)]
+        known = manifest.document(target, "/d")
+        assert known is not None
+        assert (known.chunks, known.tokens, known.blocks, known.content) == (2, 6, 3, b"digest")
+        assert manifest.known(target, ["/d", "/e"]) == {"/d"}
+        again = manifest.begin(target, "/d", "/d", "d", first, b"new", public=True, chunk_tokens=64)
+        assert again == document
+        assert list(manifest.spans(document)) == first

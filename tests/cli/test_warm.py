@@ -15,6 +15,7 @@ import pytest
 
 from minipic_cli.corpus.manifest import Manifest
 from minipic_sdk.testing import FakeServer
+from minipic_sdk.tokenize.hf import HFTokenizer
 
 LONG = "\n\n".join(f"# Part {i}\n\n" + f"Sentence {i} of a long text, number {i * 7}. " * 12 for i in range(40))
 
@@ -174,19 +175,32 @@ def test_lines_before_a_bad_end_of_a_file_are_warm(run, serve, tmp_path: Path, m
 
 
 def test_texts_of_new_lines_are_tokenised_together(run, serve, tmp_path: Path, monkeypatch) -> None:
-    server, sizes = serve(FakeServer()), []
-    real = type(server.profile).encode_batch
-    counted = lambda profile, texts: sizes.append(len(texts)) or real(profile, texts)
-    monkeypatch.setattr("minipic_sdk.profile.ModelProfile.encode_batch", counted)
+    sizes = []
+    serve(FakeServer())
+    real = HFTokenizer.encode_batch
+    counted = lambda tokenizer, texts: sizes.append(len(texts)) or real(tokenizer, texts)
+    monkeypatch.setattr(HFTokenizer, "encode_batch", counted)
     path = tmp_path / "d.jsonl"
-    path.write_text("".join(f'{{"name": "{n}", "text": "Line {n}."}}\n' for n in range(70)))
-    assert _warm(run, path)["computed"] == 70
-    assert [n for n in sizes if n > 1] == [64, 6]
+    path.write_text("".join(f'{{"name": "{n}", "text": "Line {n}."}}\n' for n in range(270)))
+    assert _warm(run, path)["computed"] == 270
+    assert [n for n in sizes if n > 1] == [256, 14]
     del sizes[:]
     path.write_text(path.read_text().replace("Line 9.", "Line nine."))
     told = _warm(run, path)
-    assert (told["changed"], told["unchanged"]) == (1, 69)
+    assert (told["changed"], told["unchanged"]) == (1, 269)
     assert sizes == [1]
+
+
+def test_the_latest_spans_are_remembered(run, serve, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("minipic_cli.corpus.warming._SENT", 64)
+    server = serve(FakeServer())
+    path = tmp_path / "d.jsonl"
+    # 64 is sent again soon after, 0 when two times as many as are remembered came in between.
+    texts = [*range(128), 64, *range(128, 192), 0]
+    path.write_text("".join(f'{{"name": "{i}", "text": "Line {n}."}}\n' for i, n in enumerate(texts)))
+    told = _warm(run, path)
+    assert (told["computed"], told["hit"]) == (192, 2)
+    assert _sent(server) == [str(i) for i in range(len(texts)) if i != 128]
 
 
 def test_long_documents_are_cut_and_an_edit_moves_one_chunk(run, serve, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ an edit moves the boundaries of the chunks it touches and leaves the others, and
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -34,6 +35,9 @@ _BETWEEN: Final = (
     re.compile(r"\s+"),
 )
 
+_Titled = tuple[str, str | None]
+_Ready = dict[_Titled, list[int]]  # ids of texts that were tokenised together
+
 
 class Chunk(NamedTuple):
     """A piece that becomes one span."""
@@ -49,16 +53,18 @@ class Chunker:
         """Make one.
 
         Args:
-            encode: ids of each of some spans' texts; the same text is asked for more than once.
+            encode: ids of each of some spans' texts.
             limit: tokens of a chunk, at most; 0: never cut.
         """
         self._encode, self._limit = encode, limit
+        self._prepared: _Ready = {}
 
-    def prepare(self, texts: Iterable[tuple[str, str | None]]) -> None:
-        """Tokenise short texts (each with its title) together: faster than one by one when their chunks are asked for."""
-        short = [Document(text, title=title).content for text, title in texts if not self._limit or self._may_fit(text)]
-        if short:
-            self._encode(short)
+    def prepare(self, texts: Iterable[_Titled]) -> None:
+        """Tokenise short texts (each with its title) together: faster than one by one when their chunks are asked for.
+
+        Only those of the last call are remembered.
+        """
+        self._prepared = self._together([t for t in texts if not self._limit or self._may_fit(t[0])])
 
     def chunks(self, pieces: Iterable[str], title: str | None = None) -> Iterator[Chunk]:
         """The chunks of one text, in order; none of them blank."""
@@ -67,26 +73,38 @@ class Chunker:
 
     def _window(self, text: str, title: str | None) -> Iterator[Chunk]:
         if not self._limit or self._may_fit(text):
-            chunk = self._chunk(text, title)
+            chunk = self._chunk(text, title, self._prepared)
             if not self._limit or len(chunk.ids) <= self._limit:
                 if text.strip():
                     yield chunk
                 return
         cuts = Cuts(text)
         short = cuts.halved(0, len(text), lambda start, stop: stop - start <= _DENSE * self._limit)
+        ready: _Ready = {}
+
+        @lru_cache(maxsize=1)  # what fits is asked for again at once
+        def chunk_of(start: int, stop: int) -> Chunk:
+            return self._chunk(text[start:stop], None, ready)
+
         while some := list(islice(short, _TOGETHER)):
-            self.prepare((text[start:stop], None) for start, stop in some)
+            ready.clear()
+            ready |= self._together([(text[start:stop], None) for start, stop in some])
             for start, stop in some:
-                for at, end in cuts.halved(start, stop, lambda a, b: len(self._chunk(text[a:b]).ids) <= self._limit):
-                    chunk = self._chunk(text[at:end], title if not at else None)
+                for at, end in cuts.halved(start, stop, lambda a, b: len(chunk_of(a, b).ids) <= self._limit):
+                    chunk = chunk_of(at, end) if at or title is None else self._chunk(text[at:end], title, {})
                     if chunk.text:
                         yield chunk
 
     def _may_fit(self, text: str) -> bool:
         return len(text) <= _WHOLE * self._limit
 
-    def _chunk(self, text: str, title: str | None = None) -> Chunk:
-        return Chunk(text.strip(), self._encode([Document(text, title=title).content])[0])
+    def _together(self, texts: Sequence[_Titled]) -> _Ready:
+        contents = [Document(text, title=title).content for text, title in texts]
+        return dict(zip(texts, self._encode(contents), strict=True)) if contents else {}
+
+    def _chunk(self, text: str, title: str | None, ready: _Ready) -> Chunk:
+        ids = ready.get((text, title))
+        return Chunk(text.strip(), self._together([(text, title)])[text, title] if ids is None else ids)
 
 
 class Cuts:

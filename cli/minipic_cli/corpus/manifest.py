@@ -3,9 +3,10 @@
 It holds the token ids of the documents, hence their text in effect; of a cache salt it holds a digest.
 """
 
+import struct
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from minipic_cli.corpus.database import Database
@@ -13,6 +14,9 @@ from minipic_cli.corpus.entry import DOCUMENTS, Entry, salt_digest
 from minipic_cli.corpus.sources import Scope, Stat
 
 _SETTLED_NS: Final = 2_000_000_000  # a file touched this shortly before it was read may change within one mtime tick
+
+Span = tuple[int, bytes, list[int], int]
+"""A chunk of a document: ordinal, key, ids, blocks."""
 
 
 class Manifest(Database):
@@ -66,48 +70,61 @@ class Manifest(Database):
                 self._db.execute("INSERT OR REPLACE INTO files VALUES(?, ?, ?, ?, ?)", row)
             return self._vanish("target = ? AND file = ? AND seen_at < ?", (target, path, since))
 
+    def known(self, target: int, sources: Sequence[str]) -> set[str]:
+        """Those of some sources, at most a few hundred, that there are documents of."""
+        query = f"SELECT source FROM documents WHERE target = ? AND source IN ({','.join('?' * len(sources))})"
+        with self._clear():
+            return {source for (source,) in self._db.execute(query, (target, *sources))}
+
     def document(self, target: int, source: str) -> Entry | None:
         """What is known of a document."""
         found = self._select("WHERE d.target = ? AND d.source = ?", (target, source))
         return found[0] if found else None
 
-    def begin(self, target: int, source: str, file: str, name: str, *, public: bool, chunk_tokens: int) -> int:
-        """A document is read anew; what it was is forgotten. Returns its id."""
-        fresh = (file, name, public, chunk_tokens, time.time())
+    def begin(
+        self,
+        target: int,
+        source: str,
+        file: str,
+        name: str,
+        spans: Sequence[Span],
+        content: bytes | None,
+        *,
+        public: bool,
+        chunk_tokens: int,
+    ) -> int:
+        """A document is read anew, with its first chunks as in ``add``; what it was is forgotten. Returns its id."""
+        fresh = (file, name, public, chunk_tokens, time.time(), *_sums(spans), content)
         with self.write():
             made = self._db.execute(
                 "INSERT INTO documents(target, source, file, name, public, chunk_tokens, seen_at, chunks, tokens, blocks, "
-                "state, pinned) VALUES(?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 'read', 0) ON CONFLICT DO NOTHING",
+                "content, state, pinned) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'read', 0) ON CONFLICT DO NOTHING",
                 (target, source, *fresh),
             )
             if made.rowcount:
                 assert made.lastrowid is not None
-                return made.lastrowid
-            key = "target = ? AND source = ?", (target, source)
-            self._db.execute(
-                "UPDATE documents SET file = ?, name = ?, public = ?, chunk_tokens = ?, seen_at = ?, chunks = 0, "
-                "tokens = 0, blocks = 0, state = 'read', pinned = 0, content = NULL, reason = NULL, expires_at = NULL "
-                f"WHERE {key[0]}",
-                (*fresh, *key[1]),
-            )
-            document = self._db.execute(f"SELECT id FROM documents WHERE {key[0]}", key[1]).fetchone()[0]
-            self._forget_spans(document)
+                document = made.lastrowid
+            else:
+                key = "target = ? AND source = ?", (target, source)
+                self._db.execute(
+                    "UPDATE documents SET file = ?, name = ?, public = ?, chunk_tokens = ?, seen_at = ?, chunks = ?, "
+                    "tokens = ?, blocks = ?, content = ?, state = 'read', pinned = 0, reason = NULL, expires_at = NULL "
+                    f"WHERE {key[0]}",
+                    (*fresh, *key[1]),
+                )
+                document = self._db.execute(f"SELECT id FROM documents WHERE {key[0]}", key[1]).fetchone()[0]
+                self._forget_spans(document)
+            self._insert(document, spans)
             return document
 
-    def add(
-        self, document: int, spans: Sequence[tuple[int, bytes, list[int], int]], content: bytes | None = None
-    ) -> None:
-        """Record chunks: ordinal, key, ids, blocks; and with the last ones the digest of the document's text."""
+    def add(self, document: int, spans: Sequence[Span], content: bytes | None = None) -> None:
+        """Record further chunks; and with the last ones the digest of the document's text."""
         with self.write():
-            for ordinal, key, ids, blocks in spans:
-                self._db.execute("INSERT OR REPLACE INTO spans VALUES(?, ?, ?)", (document, ordinal, key))
-                row = (key, len(ids), blocks, array("H" if max(ids, default=0) < 1 << 16 else "I", ids).tobytes())
-                self._db.execute("INSERT OR IGNORE INTO contents VALUES(?, ?, ?, ?)", row)
-            more = (len(spans), sum(len(ids) for _, _, ids, _ in spans), sum(blocks for *_, blocks in spans))
+            self._insert(document, spans)
             self._db.execute(
                 "UPDATE documents SET chunks = chunks + ?, tokens = tokens + ?, blocks = blocks + ?, content = ? "
                 "WHERE id = ?",
-                (*more, content, document),
+                (*_sums(spans), content, document),
             )
 
     def see(self, document: int) -> None:
@@ -118,13 +135,14 @@ class Manifest(Database):
                 (time.time(), document),
             )
 
-    def settle(self, document: int, state: str, reason: str | None = None) -> None:
-        """What the server made of a document."""
+    def settle(self, documents: Iterable[tuple[int, str, str | None]]) -> None:
+        """What the server made of documents: id, state, and the reason of a rejection."""
+        now = time.time()
         with self.write():
-            self._db.execute(
-                "UPDATE documents SET state = ?, reason = ?, warmed_at = CASE WHEN ? = 'warm' THEN ? ELSE warmed_at END "
-                "WHERE id = ?",
-                (state, reason, state, time.time(), document),
+            self._db.executemany(
+                "UPDATE documents SET state = ?2, reason = ?3, warmed_at = CASE ?2 WHEN 'warm' THEN ?4 ELSE warmed_at END "
+                "WHERE id = ?1",
+                [(*row, now) for row in documents],
             )
 
     def pin(self, document: int, ttl: float | None) -> None:
@@ -157,8 +175,8 @@ class Manifest(Database):
         query = f"UPDATE documents SET state = 'vanished' WHERE state != 'vanished' AND {where}"
         return self._db.execute(query, values).rowcount
 
-    def spans(self, document: int) -> Iterator[tuple[int, bytes, list[int], int]]:
-        """Chunks of a document in order: ordinal, key, ids, blocks."""
+    def spans(self, document: int) -> Iterator[Span]:
+        """Chunks of a document in order."""
         at = -1
         while True:  # a few at a time: a document may be large, and nobody should wait for an open cursor
             with self._clear():
@@ -200,6 +218,15 @@ class Manifest(Database):
             ).fetchone()
         return row[0] or 0, row[1] or 0
 
+    def _insert(self, document: int, spans: Sequence[Span]) -> None:
+        self._db.executemany(
+            "INSERT OR REPLACE INTO spans VALUES(?, ?, ?)", [(document, ordinal, key) for ordinal, key, _, _ in spans]
+        )
+        self._db.executemany(
+            "INSERT OR IGNORE INTO contents VALUES(?, ?, ?, ?)",
+            [(key, len(ids), blocks, _packed(ids)) for _, key, ids, blocks in spans],
+        )
+
     def _forget_spans(self, document: int) -> None:
         keys = self._db.execute("SELECT DISTINCT key FROM spans WHERE document = ?", (document,)).fetchall()
         self._db.execute("DELETE FROM spans WHERE document = ?", (document,))
@@ -215,3 +242,15 @@ class Manifest(Database):
             Entry(**{**m, "public": bool(m["public"]), "pinned": bool(m["pinned"]), "salt": m["salt"] or None})
             for m in made
         ]
+
+
+def _sums(spans: Sequence[Span]) -> tuple[int, int, int]:
+    """Chunks, tokens, blocks."""
+    return len(spans), sum(len(ids) for _, _, ids, _ in spans), sum(blocks for *_, blocks in spans)
+
+
+def _packed(ids: list[int]) -> bytes:
+    try:
+        return struct.pack(f"{len(ids)}H", *ids)  # array("H", ids) takes twice as long
+    except struct.error:  # a vocabulary of more than 65,536
+        return array("I", ids).tobytes()

@@ -189,7 +189,7 @@ def _object(line: str, where: str) -> dict[str, Any]:
     if not fields["text"].strip():
         raise ReadError(f"{where} is empty")
     try:
-        "".join(str(fields.get(key)) for key in ("name", "title", "text")).encode()
+        f"{fields.get('name')}{fields.get('title')}{fields['text']}".encode()
     except UnicodeEncodeError:
         raise ReadError(f"{where} holds a lone surrogate: it was not decoded as what it is") from None
     return fields

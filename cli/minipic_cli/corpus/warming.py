@@ -2,7 +2,6 @@
 
 import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -18,9 +17,10 @@ from minipic_sdk.keys import span_key
 from minipic_sdk.wire import SpanQuery
 
 BATCH_SPANS: Final = 64  # in one request: small enough that the bar moves and ^C loses little
+AHEAD: Final = 256  # lines read and tokenised together
 BATCH_TOKENS: Final = 8192  # a slow server must answer within the timeout
 SHOWN: Final = 100  # documents, failures: memory stays flat
-_SENT: Final = 1 << 16  # spans remembered, so that duplicates aren't sent again
+_SENT: Final = 1 << 15  # spans remembered, at least, so that duplicates aren't sent again
 _WARM: Final = frozenset(("hit", "computed", "resident"))
 
 Send = Callable[[Sequence[SpanQuery]], SpansReport]
@@ -62,12 +62,14 @@ class Warmer:
         self._manifest, self._profile, self._send = manifest, profile, send
         self._chunk_tokens, self._encoding, self._advance = chunk_tokens, encoding, advance
         self._pinned, self._ttl = pinned, ttl
-        self._chunker = Chunker(profile.encode_batch, chunk_tokens)
+        self._chunker = Chunker(profile.tokenizer.encode_batch, chunk_tokens)  # a text comes once: no cache
         self._target = manifest.target(profile.model, profile.fingerprint, salt)
         self._anchor = profile.anchor_token_ids
         self._batch: list[tuple[Row, bytes, SpanQuery]] = []
         self._batch_tokens = 0
-        self._sent: OrderedDict[tuple[bytes, bool], None] = OrderedDict()
+        self._sent: set[bytes] = set()
+        self._sent_before: set[bytes] = set()
+        self._new_keys: set[str] = set()  # of lines read ahead, until they are recorded
         self._read = 0  # bytes of the file being read that the bar knows of
         self._since = time.time()
 
@@ -108,10 +110,8 @@ class Warmer:
         for attempt in (1, 2):
             try:
                 found = texts(source, self._encoding)
-                for number, text in enumerate(self._ahead(found) if source.format == "jsonl" else found):
+                for text in self._ahead(found) if source.format == "jsonl" else found:
                     if source.format == "jsonl":
-                        if number % BATCH_SPANS == 0:
-                            self._manifest.release()
                         self._manifest.hold()
                     if isinstance(text, Bad):
                         bad = True
@@ -130,27 +130,36 @@ class Warmer:
     def _ahead(self, found: Iterator[Text | Bad]) -> Iterator[Text | Bad]:
         """The same, read some ahead so that the texts of new documents are tokenised together."""
         some: list[Text | Bad] = []
-        new: list[tuple[str, str | None]] = []
+        size = 0
         try:
             for text in found:
                 some.append(text)
-                if isinstance(text, Text) and self._manifest.document(self._target, text.key) is None:
-                    new.append(("".join(text.pieces), text.title))
-                if len(some) == BATCH_SPANS or sum(len(whole) for whole, _ in new) > WINDOW:
-                    self._chunker.prepare(new)
+                if isinstance(text, Text):
+                    size += sum(map(len, text.pieces))
+                if len(some) == AHEAD or size > WINDOW:
+                    self._prepare(some)
                     yield from some
-                    some, new = [], []
+                    some, size = [], 0
         except ReadError:
             yield from some  # what came before it is as good as ever
             raise
-        self._chunker.prepare(new)
+        self._prepare(some)
         yield from some
+
+    def _prepare(self, some: Sequence[Text | Bad]) -> None:
+        self._manifest.release()  # nobody else should wait for the tokenizer
+        read = [text for text in some if isinstance(text, Text)]
+        known = self._manifest.known(self._target, [text.key for text in read])
+        new = [text for text in read if text.key not in known]
+        self._new_keys = {text.key for text in new}
+        self._chunker.prepare(("".join(text.pieces), text.title) for text in new)
 
     def _text(self, source: Source, text: Text, *, whole: bool) -> None:
         if text.remark is not None:
             note(text.remark)
         key = text.key
-        known = self._manifest.document(self._target, key)
+        known = None if key in self._new_keys else self._manifest.document(self._target, key)
+        self._new_keys.discard(key)
         if known is not None and known.seen_at >= self._since and text.number is not None:
             key = f"{key} (line {text.number})"  # two lines of the same name
             known = self._manifest.document(self._target, key)
@@ -174,11 +183,18 @@ class Warmer:
 
         def record(content: bytes | None = None) -> None:
             nonlocal document
-            with self._manifest.write():
-                if document is None:
-                    document = self._manifest.begin(
-                        self._target, key, source.key, text.name, public=text.public, chunk_tokens=self._chunk_tokens
-                    )
+            if document is None:
+                document = self._manifest.begin(
+                    self._target,
+                    key,
+                    source.key,
+                    text.name,
+                    held,
+                    content,
+                    public=text.public,
+                    chunk_tokens=self._chunk_tokens,
+                )
+            else:
                 self._manifest.add(document, held, content)
             row.id = document
             queries = [self._query(text.name, text.public, known) for known in held]
@@ -218,7 +234,8 @@ class Warmer:
         self.totals.tokens += len(ids)
         self.totals.blocks += blocks
         row.waiting += 1
-        if (key, query.public) in self._sent:
+        mark = _mark(key, query)
+        if mark in self._sent or mark in self._sent_before:
             return self._answered(row, SpanStatus(query.name or "", "hit", None, len(ids), blocks))
         self._batch.append((row, key, query))
         self._batch_tokens += len(ids)
@@ -238,10 +255,11 @@ class Warmer:
         with self._manifest.write():
             for (row, key, query), status in zip(batch, statuses, strict=True):
                 if status.status in _WARM:
-                    self._sent[key, query.public] = None
-                    if len(self._sent) > _SENT:
-                        self._sent.popitem(last=False)
+                    self._sent.add(_mark(key, query))
+                    if len(self._sent) == _SENT:
+                        self._sent, self._sent_before = set(), self._sent
                 self._answered(row, status)
+            self._settle({id(row): row for row, _, _ in batch}.values())
 
     def _answered(self, row: Row, status: SpanStatus) -> None:
         row.waiting -= 1
@@ -259,7 +277,6 @@ class Warmer:
             row.reason = status.reason
             if len(self.rejected) < SHOWN:
                 self.rejected.append((status.name, status.reason or ""))
-        self._settle(row)
 
     def _close(self, row: Row) -> None:
         row.complete = True
@@ -268,18 +285,25 @@ class Warmer:
         setattr(totals, row.change, getattr(totals, row.change) + 1)
         if len(self.rows) < SHOWN:
             self.rows.append(row)
-        self._settle(row)
+        self._settle((row,))
 
-    def _settle(self, row: Row) -> None:
-        if row.complete and not row.waiting and row.counts:
-            bad = bool(row.counts.get("rejected"))
-            if bad or self._pinned or not row.was_warm or row.counts.get("computed") or row.was_pinned:
-                state, why = ("rejected", row.reason) if bad else ("warm", None)
-                self._manifest.settle(row.id, state, why)
-                if bad or row.loose:
-                    self._manifest.unpin(row.id)
-                elif self._pinned:
-                    self._manifest.pin(row.id, self._ttl)
+    def _settle(self, rows: Iterable[Row]) -> None:
+        """Note those that are complete and answered."""
+        done = [row for row in rows if row.complete and row.counts and not row.waiting and self._news(row)]
+        if done:
+            self._manifest.settle(
+                [(r.id, "rejected", r.reason) if "rejected" in r.counts else (r.id, "warm", None) for r in done]
+            )
+        for row in done:
+            if row.loose or "rejected" in row.counts:
+                self._manifest.unpin(row.id)
+            elif self._pinned:
+                self._manifest.pin(row.id, self._ttl)
+
+    def _news(self, row: Row) -> bool:
+        """Whether there is anything to note of it."""
+        changed = not row.was_warm or "computed" in row.counts or "rejected" in row.counts
+        return changed or self._pinned or row.was_pinned
 
     def _watched(self, pieces: Iterable[str], digest: Any) -> Iterator[str]:
         """Pieces, hashed and counted on the way."""
@@ -297,3 +321,8 @@ class Warmer:
         else:
             self.totals.left_out += 1
             note(f"left out: {why}")
+
+
+def _mark(key: bytes, query: SpanQuery) -> bytes:
+    """What a span is remembered by: public and not, it is two spans."""
+    return key + b"\1" if query.public else key
