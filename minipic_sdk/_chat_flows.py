@@ -10,7 +10,13 @@ from minipic_sdk._flows import Opened, ask, connect, ended, generate, model_name
 from minipic_sdk._markup import parse_text
 from minipic_sdk._session import Session
 from minipic_sdk.documents import Document, Tool
-from minipic_sdk.errors import APIStatusError, InputError, ProfileMismatchError
+from minipic_sdk.errors import (
+    APIConnectionError,
+    APIStatusError,
+    ClientClosedError,
+    InputError,
+    ProfileMismatchError,
+)
 from minipic_sdk.prompt import Prompt
 from minipic_sdk.rendering import Sources, plain_messages
 from minipic_sdk.results import ChatResult, GenerateResult
@@ -156,6 +162,8 @@ def _derender(session: Session, turn: Turn, result: GenerateResult) -> Flow[Chat
     except APIStatusError as error:
         session.derenders = error.status_code not in _OFF
         return None
+    except (APIConnectionError, ClientClosedError):
+        return None  # the answer is there: better parsed here than lost
 
 
 def _send_plain(

@@ -1,7 +1,9 @@
 """Arguments of the clients, with the defaults and habits of the OpenAI client."""
 
+import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,7 +56,8 @@ class Settings:
             headers["Authorization"] = f"Bearer {key}"
         headers.update(default_headers or {})
         self._headers = httpx.Headers(headers)
-        self._json_headers = httpx.Headers({"Content-Type": "application/json", **headers})
+        self._json_headers = httpx.Headers({"Content-Type": "application/json"})
+        self._json_headers.update(self._headers)
         self.session = Session(url, max_retries, cache_salt, model, profile)
 
     def request(self, send: Send) -> dict[str, Any]:
@@ -75,9 +78,13 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
     """JSON; a prompt is thousands of token ids, for which the standard library takes 15 times as long."""
     import orjson
 
+    with suppress(TypeError):  # of NumPy's floats or integers of more than 64 bits
+        written = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+        if b"null" not in written:  # which may have been NaN
+            return written
     try:
-        return orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
-    except TypeError as error:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
         raise InputError(f"the request can't be written as JSON: {error}") from None
 
 

@@ -48,7 +48,7 @@ def checked(given: Spans) -> Spans:
     """``given`` with its documents made sure of; raises ``InputError``."""
     if isinstance(given, Prompt):
         return given
-    if isinstance(given, str | Mapping | Document):
+    if isinstance(given, str | Mapping | Document | SpanQuery):
         raise InputError(f"documents must be a list, got one {type(given).__name__}")
     return [d if isinstance(d, SpanQuery) else Document.of(d) for d in given]
 

@@ -11,7 +11,7 @@ from minipic_sdk._prefetch import ThreadPrefetcher
 from minipic_sdk._settings import Settings
 from minipic_sdk._span_flows import Spans, checked, prefetch, report
 from minipic_sdk.documents import Document, Tool
-from minipic_sdk.errors import ClientClosedError
+from minipic_sdk.errors import MiniPICError
 from minipic_sdk.options import SamplingOptions, request_params
 from minipic_sdk.profile import ModelProfile
 from minipic_sdk.prompt import Prompt
@@ -252,7 +252,7 @@ class MiniPIC:
                     continue
                 try:
                     response = self._send(step)
-                except (httpx.HTTPError, ClientClosedError) as error:
+                except (httpx.HTTPError, MiniPICError) as error:
                     step = flow.throw(error)
                 else:
                     step = flow.send(response)

@@ -8,7 +8,7 @@ from minipic_sdk.errors import InputError
 from minipic_sdk.fingerprint import short_digest
 from minipic_sdk.keys import span_key, text_key
 from minipic_sdk.layout import Segment
-from minipic_sdk.layouts import LayoutOptions, layout_named
+from minipic_sdk.layouts import LAYOUTS, LayoutOptions, layout_named
 from minipic_sdk.layouts.base import Arrangement, Piece, PromptLayout, Rules
 from minipic_sdk.prompt import Prompt, PromptSpan, PromptStats
 from minipic_sdk.protocol import RequestMeta
@@ -95,7 +95,9 @@ def compose_messages(
     rules = Rules(profile.control_tokens, profile.block_size, profile.anchor_token_ids, profile.gate, profile.encode)
     arrangement = arrange(pieces, rules)
     text = "".join(p if isinstance(p, str) else p.text for p in parts)
-    return _prompt(arrangement, pieces, profile, arrange.name, text, sources)
+    # The profile's ``encode`` makes no control token, and our layouts put theirs in their places: none to look for then.
+    checked = type(arrange) in LAYOUTS.values()
+    return _prompt(arrangement, pieces, profile, arrange.name, text, sources, checked=checked)
 
 
 def _filled(given: Sequence[DocumentLike]) -> list[Document]:
@@ -139,6 +141,8 @@ def _prompt(
     layout: str,
     text: str,
     sources: Sources,
+    *,
+    checked: bool,
 ) -> Prompt:
     spans = [pieces[i] for i in arrangement.spans]
     meta = RequestMeta(
@@ -150,8 +154,7 @@ def _prompt(
         names=tuple(s.name for s in spans),
     )
     ids = arrangement.token_ids
-    # What ``encode`` returns holds no control token, so there is none to look for: half of the time.
-    parsed = meta.parse(ids, control=profile.control_tokens, block_size=profile.block_size, checked=True)
+    parsed = meta.parse(ids, control=profile.control_tokens, block_size=profile.block_size, checked=checked)
     segments = parsed.segments
     order = sorted(range(len(segments)), key=[s.logical + s.hidden for s in segments].__getitem__)
     plain: list[int] = []

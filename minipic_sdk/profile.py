@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from minipic_sdk._version import __version__
-from minipic_sdk.errors import NotFoundError, ProfileError
+from minipic_sdk.errors import NotFoundError, ProfileError, TemplateError
 from minipic_sdk.fingerprint import join_fingerprint, short_digest
 from minipic_sdk.gate import Gate
 from minipic_sdk.layout import ControlTokens
@@ -246,6 +246,8 @@ class ModelProfile:
         ids: list[int] = []
         for i, run in enumerate(runs):
             if isinstance(run, int):
+                if run in self.control_tokens:
+                    raise TemplateError(f"the chat template, or one of its options, spells control token {run}")
                 ids.append(run)
             elif opening and not i:
                 ids += self.tokenizer.encode(run, opening=True)

@@ -7,6 +7,7 @@ templates trim, split and compare it.
 
 import json
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, cast
@@ -135,8 +136,9 @@ def _render(
     parts = sentinels.cut(text)
     shown = [p for p in parts if isinstance(p, SpanText)]
     if shown != placed:  # tools or inline documents, too, or something is wrong
+        counted = Counter(shown)
         for span in placed:
-            if (times := shown.count(span)) != 1:
+            if (times := counted[span]) != 1:
                 raise TemplateError(f"the chat template shows {span.source} {span.number} {times} times")
     if style is not None and style.separator:
         parts = _join_separators(parts, style.separator, before=style.mode == "before")

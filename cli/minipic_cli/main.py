@@ -11,14 +11,19 @@ def main(arguments: list[str] | None = None) -> int:
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
     """
-    given = signal.getsignal(signal.SIGINT)
-    if given is signal.default_int_handler:
-        # A KeyboardInterrupt could hit one of the import system's callbacks, which print exceptions and go on.
-        signal.signal(signal.SIGINT, _end)
+    ours = False
+    try:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            # A KeyboardInterrupt could hit one of the import system's callbacks, which print exceptions and go on.
+            signal.signal(signal.SIGINT, _end)
+            ours = True
+    except ValueError:
+        pass  # in a thread other than the main one, which gets no ^C
     try:
         from minipic_cli.app import run
 
-        signal.signal(signal.SIGINT, given)
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return run(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED

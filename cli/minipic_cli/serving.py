@@ -29,6 +29,9 @@ def run_server(model: str, options: Sequence[str], block_size: int, pin_share: f
     Raises:
         CLIError: the model or an option can't be served with spans.
     """
+    import psutil  # a handler can't: the signal may come in the middle of vLLM's own import of it
+
+    del psutil
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
@@ -70,14 +73,16 @@ def _end(number: int, _: Any) -> None:
     """End all; a server that is up handles signals itself. vLLM would raise an exception, which start-up may swallow."""
     import psutil
 
-    found: list[psutil.Process] = []
-    while new := [c for c in psutil.Process().children(recursive=True) if c not in found]:
-        for child in new:
-            _signal(child, signal.SIGSTOP)  # so that it can't start another one unseen
-        found += new
-    for child in found:
-        _signal(child, signal.SIGKILL)
-    os._exit(128 + number)
+    try:
+        found: list[psutil.Process] = []
+        while new := [c for c in psutil.Process().children(recursive=True) if c not in found]:
+            for child in new:
+                _signal(child, signal.SIGSTOP)  # so that it can't start another one unseen
+            found += new
+        for child in found:
+            _signal(child, signal.SIGKILL)
+    finally:
+        os._exit(128 + number)
 
 
 def _signal(process: Any, number: int) -> None:

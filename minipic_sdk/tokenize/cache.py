@@ -9,7 +9,8 @@ from typing import cast
 class TokenCache:
     """A least-recently-used cache of token ids, bounded by tokens; safe to share between threads.
 
-    A token takes 8 bytes, beside its text: equal ids are one object, so a hit makes none.
+    A token takes 8 bytes, beside its text: equal ids are one object, so a hit makes none. Text of more than four
+    characters a token counts as if it had a token for every four.
     """
 
     def __init__(self, max_tokens: int = 2_000_000) -> None:
@@ -24,7 +25,7 @@ class TokenCache:
 
     @property
     def tokens(self) -> int:
-        """Token ids held now."""
+        """Token ids held now, as counted above."""
         return self._tokens
 
     def get(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
@@ -54,8 +55,12 @@ class TokenCache:
 
     def _hold(self, text: str, ids: list[int]) -> None:
         with self._lock:
-            if text not in self._entries and len(ids) <= self._max_tokens:
+            if text not in self._entries and _size(text, ids) <= self._max_tokens:
                 self._entries[text] = [self._ids.setdefault(i, i) for i in ids]
-                self._tokens += len(ids)
+                self._tokens += _size(text, ids)
                 while self._tokens > self._max_tokens:
-                    self._tokens -= len(self._entries.popitem(last=False)[1])
+                    self._tokens -= _size(*self._entries.popitem(last=False))
+
+
+def _size(text: str, ids: list[int]) -> int:
+    return max(len(ids), len(text) // 4)

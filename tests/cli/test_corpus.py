@@ -139,7 +139,7 @@ def _read(source: Source) -> list[str]:
     return [piece for text in texts(source) for piece in text.pieces]
 
 
-def testpdf(tmp_path) -> None:
+def test_pdf(tmp_path) -> None:
     pytest.importorskip("pypdf")
     path = tmp_path / "a.pdf"
     path.write_bytes(pdf(["Hello from a page."]))

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minipic_sdk import Document, InputError, LayoutError, ModelProfile, ProfileError, Prompt
+from minipic_sdk import Document, InputError, LayoutError, ModelProfile, ProfileError, Prompt, TemplateError
 from minipic_sdk.gate import GATE_FILE, Gate
 from minipic_sdk.layout import ControlTokens, parse_layout
 from minipic_sdk.layouts import LAYOUTS, Anchored, Block, Epic, PromptCache, layout_named
-from minipic_sdk.layouts.base import Part, Piece, Rules, place
+from minipic_sdk.layouts.base import Arrangement, Part, Piece, Rules, place
 from minipic_sdk.layouts.epic import default_k
 
 CONTROL = ControlTokens(509, 510, 511)
@@ -139,6 +139,37 @@ def test_a_layout_of_ones_own(profile):
     prompt = Prompt.compose(DOCS[:1], QUESTION, profile=profile, layout=_Shifted(100, 7))
     assert prompt.layout == "shifted"
     assert prompt.meta.placements[1].logical == len(prompt.spans[0].visible) + 100
+
+
+class _Unpadded:
+    name = "unpadded"
+
+    def __call__(self, pieces, rules):
+        head, document, question = (p.token_ids for p in pieces)
+        control = rules.control
+        ids = [
+            *head,
+            *[control.pad] * (-len(head) % rules.block_size),
+            control.ssep,
+            *document,
+            control.pdep,
+            *question,
+        ]
+        return Arrangement(ids, (1,), tuple(head[:3]))
+
+
+def test_a_layout_of_ones_own_that_forgets_the_padding(profile):
+    with pytest.raises(LayoutError, match="PDEP inside a block"):
+        Prompt.compose(DOCS[:1], QUESTION, profile=profile, layout=_Unpadded())
+
+
+@pytest.mark.parametrize("layout", ["anchored", "block", "epic", "prefix"])
+def test_options_of_the_template_make_no_control_tokens(profile, layout):
+    spelled = profile.tokenizer.decode([profile.control_tokens.ssep])
+    dated = replace(profile, chat_template="{{ note }}" + profile.chat_template)
+    for note in (spelled, f"x {spelled}"):
+        with pytest.raises(TemplateError, match="control token"):
+            Prompt.compose(DOCS, QUESTION, profile=dated, layout=layout, template_options={"note": note})
 
 
 @pytest.mark.parametrize(("anchor", "length"), [(0, 0), (1, 1), (8, 8), ("head", None), (None, 3)])

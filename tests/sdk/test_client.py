@@ -29,8 +29,9 @@ from minipic_sdk import (
     RateLimitError,
     SpansOffWarning,
 )
+from minipic_sdk._span_flows import prefetch
 from minipic_sdk.testing import FakeServer, fake_profile
-from minipic_sdk.wire import SpanQuery
+from minipic_sdk.wire import SPANS_PATH, SpanQuery
 
 DOCS = ["The quokka lives on Rottnest.", Document("It eats grass.", name="diet")]
 
@@ -121,7 +122,12 @@ def test_the_callers_xargs_are_kept(server: FakeServer, client: MiniPIC) -> None
 def test_bodies_are_json(server: FakeServer, client: MiniPIC) -> None:
     client.generate(compose(server), logit_bias={7: -1.0})  # pyright: ignore[reportArgumentType]
     assert server.requests[-1].body["logit_bias"] == {"7": -1.0}
-    for value in ({1, 2}, "\ud800"):
+    big: dict[str, Any] = {"bound": 2**70, "nothing": None, "null": "null"}
+    client.generate(compose(server), extra_body=big)
+    assert server.requests[-1].body.items() >= big.items()
+    client.generate(compose(server), temperature=type("Float", (float,), {})(0.5))  # as NumPy's
+    assert server.requests[-1].body["temperature"] == 0.5
+    for value in ({1, 2}, "\ud800", float("nan"), [float("inf")]):
         with pytest.raises(InputError, match="can't be written as JSON"):
             client.generate(compose(server), extra_body={"x": value})
 
@@ -559,6 +565,37 @@ def test_a_closed_client_says_so(server: FakeServer) -> None:
     http.close()
     with pytest.raises(RuntimeError, match="the http_client of this client is closed"):
         MiniPIC(http_client=http).profile()
+
+
+def test_what_was_generated_outlives_its_client(server: FakeServer) -> None:
+    client = MiniPIC(http_client=server.http_client())
+    stream = client.chat([{"role": "user", "content": "Where?"}], documents=DOCS, stream=True)
+    for _ in stream:
+        pass
+    client.close()
+    assert stream.result().content == "Rottnest."
+
+
+def test_a_prefetch_that_can_t_be_written_is_not_taken_for_sent(server: FakeServer) -> None:
+    with MiniPIC(http_client=server.http_client()) as client:
+        session = client._session  # pyright: ignore[reportPrivateUsage]
+        client._run(prefetch(session, [Document(DOCS[0], name="\ud800")], None))  # pyright: ignore[reportPrivateUsage]
+        client._run(prefetch(session, [Document(DOCS[0], name="fine")], None))  # pyright: ignore[reportPrivateUsage]
+    assert [r.path for r in server.requests].count(SPANS_PATH) == 1
+
+
+def test_headers_of_ones_own_win(server: FakeServer) -> None:
+    seen: list[httpx.Request] = []
+    own = server.http_client()
+
+    def noted(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return own.send(request)
+
+    http = httpx.Client(transport=httpx.MockTransport(noted))
+    with MiniPIC(http_client=http, default_headers={"content-type": "application/json; charset=utf-8"}) as client:
+        client.generate(compose(server))
+    assert seen[-1].headers.get_list("content-type") == ["application/json; charset=utf-8"]
 
 
 def test_a_closed_client_with_connections_of_its_own() -> None:

@@ -183,6 +183,16 @@ def test_the_cache_is_bounded_and_gives_copies() -> None:
     assert cache.get("\ud800", encode)  # lone surrogates come from broken files
 
 
+def test_the_cache_counts_long_texts_of_few_tokens() -> None:
+    cache = TokenCache(max_tokens=100)
+    cache.get("a" * 200, lambda _: [1])
+    assert cache.tokens == 50
+    cache.get("b" * 400, lambda _: [1])
+    assert (len(cache), cache.tokens) == (1, 100)
+    cache.get("c" * 404, lambda _: [1])
+    assert len(cache) == 1
+
+
 def test_the_cache_asks_for_what_it_lacks_together() -> None:
     asked: list[list[str]] = []
 
