@@ -27,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 STAMP = ".minipic-setup"
+ABSENT = ("No matching distribution", "ResolutionImpossible")  # the latter where pip has a constraint on torch
 
 # A process of its own: an import that dies inside a native library must not look like success.
 CHECK = """
@@ -137,7 +138,7 @@ def install_torch(python: Path) -> None:
     errors = run_pip(python, wanted)
     if errors is None:
         return
-    if "No matching distribution" not in errors:
+    if not any(said in errors for said in ABSENT):
         raise SetupError(f"pip failed: {errors}")
     index = os.environ.get("MINIPIC_TORCH_INDEX")
     if not index:
