@@ -89,10 +89,13 @@ def test_ids_that_are_none_are_client_errors(served, ids, path, where) -> None:
     assert raw(served, {"spans": [{"token_ids": [5, 6]}]}, "/v1/minipic/spans").status_code == 200
 
 
-def test_an_empty_span_is_prefilled(served) -> None:
+def test_an_empty_span_is_rejected_alone(served) -> None:
     for anchor in ([], None):
-        body = {"spans": [{"token_ids": []}], **({} if anchor is None else {"anchor_token_ids": anchor})}
-        assert raw(served, body, "/v1/minipic/spans").json()["spans"][0]["status"] in ("hit", "computed")
+        spans = [{"token_ids": []}, {"text": " "}, {"token_ids": [500, 600]}]
+        body = {"spans": spans, **({} if anchor is None else {"anchor_token_ids": anchor})}
+        *empty, other = raw(served, body, "/v1/minipic/spans").json()["spans"]
+        assert [(s["status"], s["reason"]) for s in empty] == [("rejected", "it has no tokens")] * 2
+        assert other["status"] in ("hit", "computed")
 
 
 def test_statuses_of_others(served, profile) -> None:
