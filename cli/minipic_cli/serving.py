@@ -10,6 +10,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
+import psutil  # not in the handler: the signal may come in the middle of vLLM's own import of it
+
 from minipic_cli.errors import CLIError
 from minipic_sdk import ModelProfile
 from minipic_sdk.errors import ProfileError
@@ -29,9 +31,6 @@ def run_server(model: str, options: Sequence[str], block_size: int, pin_share: f
     Raises:
         CLIError: the model or an option can't be served with spans.
     """
-    import psutil  # a handler can't: the signal may come in the middle of vLLM's own import of it
-
-    del psutil
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
@@ -71,8 +70,6 @@ def run_module(arguments: Sequence[str]) -> None:
 
 def _end(number: int, _: Any) -> None:
     """End all; a server that is up handles signals itself. vLLM would raise an exception, which start-up may swallow."""
-    import psutil
-
     try:
         found: list[psutil.Process] = []
         while new := [c for c in psutil.Process().children(recursive=True) if c not in found]:
@@ -85,9 +82,7 @@ def _end(number: int, _: Any) -> None:
         os._exit(128 + number)
 
 
-def _signal(process: Any, number: int) -> None:
-    import psutil
-
+def _signal(process: psutil.Process, number: int) -> None:
     try:
         # Python's resource tracker frees shared memory when all others are gone, then ends by itself.
         if not any("resource_tracker" in part for part in process.cmdline()):
