@@ -5,7 +5,7 @@ folds in what it sees in logical order. The order is: resident spans, head, miss
 first), dependent segments in logical order. A prompt that is a hit as it stands stays so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from copy import copy
 from dataclasses import replace
 from operator import attrgetter, itemgetter
@@ -19,13 +19,24 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-def arrange(request: "Request", state: SpanState, resident: Callable[[list[bytes]], int]) -> bool:
+def arrange(
+    request: "Request", state: SpanState, resident: Callable[[list[bytes]], int], elsewhere: Container[bytes] = ()
+) -> bool:
     """Permute the request's segments in place so that a contiguous hit covers every resident span.
 
-    Call it before anything of the request is scheduled. Returns whether anything moved.
+    Call it before anything of the request is scheduled.
+
+    Args:
+        request: the engine's.
+        state: the request's.
+        resident: leading blocks of a span that are in the cache.
+        elsewhere: keys of spans that a KV connector may have; they go before other missing spans.
+
+    Returns:
+        Whether anything moved.
     """
     layout = state.layout
-    order = _order(layout, state.hashes, resident)
+    order = _order(layout, state.hashes, resident, elsewhere)
     if order == list(layout.segments):
         return False
     size = layout.block_size
@@ -67,11 +78,13 @@ def _moved(layout: Layout, order: list[Segment], head_at: int) -> Layout:
     return Layout(tuple(segments), layout.block_size, layout.anchor, head_at, layout.num_tokens)
 
 
-def _order(layout: Layout, hashes: list[bytes], leading: Callable[[list[bytes]], int]) -> list[Segment]:
+def _order(
+    layout: Layout, hashes: list[bytes], leading: Callable[[list[bytes]], int], elsewhere: Container[bytes]
+) -> list[Segment]:
     size, segments = layout.block_size, layout.segments
     head: list[Segment] = []
     resident: list[Segment] = []
-    missing: list[tuple[int, Segment]] = []
+    missing: list[tuple[bool, int, Segment]] = []
     dependent: list[Segment] = []
     hit = True  # as it stands: nothing is missing, and no dependent segment comes before what is cached
     for s in segments:
@@ -87,12 +100,12 @@ def _order(layout: Layout, hashes: list[bytes], leading: Callable[[list[bytes]],
         elif whole:
             resident.append(s)
         else:
-            missing.append((-have, s))
+            missing.append((hashes[stop - 1] not in elsewhere, -have, s))
     if hit:
         return list(segments)
-    missing.sort(key=itemgetter(0))
+    missing.sort(key=itemgetter(0, 1))
     dependent.sort(key=attrgetter("logical"))
-    behind = [s for _, s in missing] + dependent
+    behind = [s for _, _, s in missing] + dependent
     tail = segments[-1]
     order = [*resident, *head, *behind]
     if tail.kind == "span" and (tail.stop % size or dependent or not missing):

@@ -22,6 +22,7 @@ def check_config(config: "VllmConfig") -> None:
     model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
     cuda_only_parallel = parallel.tensor_parallel_size > 1 and config.device_config.device_type != "cuda"
     offload = config.kv_transfer_config
+    tuned = offload.kv_connector_extra_config if offload is not None else {}
     refused = {
         "multi-head latent attention (MLA) has another key layout": model.use_mla,
         "M-RoPE positions are not supported": model.uses_mrope,
@@ -44,6 +45,11 @@ def check_config(config: "VllmConfig") -> None:
         ),
         "foreign KV connectors are not tested with spans": offload is not None
         and offload.kv_connector != "OffloadingConnector",
+        "KV offload is tested with host memory only": tuned.get("spec_name", "CPUOffloadingSpec")
+        != "CPUOffloadingSpec",
+        # A chunk is keyed by its last block's hash, which covers nothing before its own span.
+        "KV offload in chunks of several blocks is not supported": tuned.get("blocks_per_chunk", 1) != 1
+        or tuned.get("block_size", cache.block_size) != cache.block_size,
         f"KV cache dtype {cache.cache_dtype!r} is not tested with spans": cache.cache_dtype
         not in ("auto", "bfloat16", "float16"),
         # Last: vLLM switches it off for some of the models above, and they are the reason then.

@@ -70,7 +70,7 @@ class _SpanScheduling(Scheduler):
         self._filling: dict[bytes, tuple[Request, list[bytes]]] = {}  # key -> who is amid computing it, its blocks
         self._wanted: Counter[bytes] = Counter()  # blocks of the spans of all unfinished requests
         self._span_requests = 0  # unfinished
-        self._asked: tuple[Request, SpanState, list[str]] | None = None  # looked up last, see _admitted
+        self._asked: tuple[Request, SpanState, list[str], int] | None = None  # looked up last, see _admitted
 
     def _block_bytes(self) -> int:
         """Of one KV block, over all layers and tensor-parallel ranks."""
@@ -109,10 +109,13 @@ class _SpanScheduling(Scheduler):
             return super()._get_local_prefix_cache_hit(request)
         # Without a look-up nothing is hit, and a span can't be computed before the anchor it sees.
         reads = self.kv_cache_manager.prefix_cache_lookup_enabled(request)
-        if reads:
-            self.span_counts["arranged"] += arrange(request, state, self.residency.leading)
+        if reads and not (state.arranged and self.connector):
+            # An offloading connector keeps the keys it saw first, in that order.
+            evicted = self.history.evicted(state) if self.connector else ()
+            self.span_counts["arranged"] += arrange(request, state, self.residency.leading, evicted)
+            state.arranged = True
         hit = super()._get_local_prefix_cache_hit(request)
-        self._asked = (request, state, self._recomputed(state, hit[1], reads))
+        self._asked = (request, state, self._recomputed(state, hit[1], reads), hit[1])
         return hit
 
     def _recomputed(self, state: SpanState, hit: int, reads: bool) -> list[str]:
@@ -139,7 +142,9 @@ class _SpanScheduling(Scheduler):
         """Note what the request that was looked up last leaves unfinished, if it was scheduled after that."""
         if self._asked is None:
             return
-        (request, state, recomputed), self._asked = self._asked, None
+        (request, state, recomputed, hit), self._asked = self._asked, None
+        if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+            self.history.fetched(state, hit, request.num_computed_tokens)
         if request.status != RequestStatus.RUNNING:
             return
         for name in recomputed:

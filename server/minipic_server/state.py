@@ -23,6 +23,7 @@ class SpanState:
     layout: Layout
     hashes: list[bytes] = field(default_factory=list[bytes])  # of the prompt's full blocks, in physical order
     statuses: list[dict[str, object]] = field(default_factory=list[dict[str, object]])  # one per span, see status.py
+    arranged: bool = False  # arrange.py had its say, whether or not anything moved
     waited: int = 0  # steps it was held back for a span that another request is computing
     _keys: tuple[bytes, ...] | None = None  # the same in every arrangement
     _spans: tuple[Layout, list[bytes], list[tuple[Segment, list[bytes]]]] | None = None  # see span_hashes

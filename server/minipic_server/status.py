@@ -20,6 +20,7 @@ _Name = tuple[str | None, tuple[int, ...], str]  # salt, anchor, name
 
 KEY_DIGITS = 32  # of a span key shown to people: 128 bits
 FIRST = "first seen"
+_EVICTED = ("evicted", "partly evicted")
 NAME_CHARS = 256  # of a span's name that are kept
 REMEMBERED = 1 << 16  # spans and names; the oldest are forgotten
 
@@ -78,13 +79,27 @@ class SpanHistory:
             self._remember(*entry)
         return out
 
+    @staticmethod
+    def evicted(state: SpanState) -> frozenset[bytes]:
+        """Keys of the spans that were evicted, as of their status; before the request is arranged."""
+        spans = zip(state.span_hashes(), state.statuses, strict=True)
+        return frozenset(hashes[-1] for (_, hashes), status in spans if status["reason"] in _EVICTED)
+
+    @staticmethod
+    def fetched(state: SpanState, start: int, stop: int) -> None:
+        """Spans that end in these tokens of the arranged prompt come from a KV connector: correct their status."""
+        keys = {h[-1].hex()[:KEY_DIGITS] for s, h in state.span_hashes() if h and start < s.stop <= stop}
+        for status in state.statuses:
+            if status["status"] != "hit" and status["key"] in keys:
+                status.update(status="hit", reason="loaded from host memory")
+
     def _reason(self, named: _Name, key: bytes, have: int, awaited: Callable[[bytes], bool]) -> str:
         if not key:
             return "shorter than a block"
         if awaited(key):
             return "prefetch still running"
         if (named[0], key) in self._keys:
-            return "partly evicted" if have else "evicted"
+            return _EVICTED[bool(have)]
         known = self._names.get(named)
         if known is not None and known != key:
             return f"text changed: another version of {named[2]!r} was seen"

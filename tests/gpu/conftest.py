@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from invariants.conftest import _engines, _stocks, checkpoint, engine, reference, stock  # noqa: E402, F401
+from invariants.test_real_model import smol  # noqa: E402, F401
 
 
 def pytest_collection_modifyitems(items):

@@ -11,6 +11,13 @@ from reference.prompts import Control, PromptSpec
 CONTROL = Control()
 
 
+def gpu_share() -> dict[str, Any]:
+    """Little of a GPU, and no profiling of it, so that several engines can run beside each other."""
+    import torch
+
+    return {"gpu_memory_utilization": 0.08, "kv_cache_memory_bytes": 4 << 30} if torch.cuda.is_available() else {}
+
+
 @dataclass(frozen=True)
 class Ask:
     """One request: a declared prompt for a span engine, or plain token ids."""
@@ -69,6 +76,7 @@ class Engine:
             "enforce_eager": True,
             "skip_tokenizer_init": True,
             "seed": 0,
+            **gpu_share(),
         }
         self._arguments = {"model": str(model), **defaults, **options}
         self.met: Counter[str] = Counter()
@@ -127,10 +135,10 @@ class Engine:
         for cache in self.caches():
             cache.fill_(float("nan"))
 
-    def block_hashes(self, document: tuple[int, ...]) -> list[bytes]:
+    def block_hashes(self, document: tuple[int, ...], ssep: int = CONTROL.ssep) -> list[bytes]:
         """Hashes of the span's blocks in the prompt that was scheduled last."""
         ids, size = self.seen.prompt_token_ids, self.scheduler.block_size
-        wanted = [CONTROL.ssep, *document]
+        wanted = [ssep, *document]
         first = next(i for i in range(0, len(ids), size) if ids[i : i + len(wanted)] == wanted)
         return self.seen.block_hashes[first // size : (first + len(wanted) - 1) // size + 1]
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from invariants.engines import Answer
+from invariants.engines import Answer, gpu_share
 
 
 class StockEngine:
@@ -35,6 +35,7 @@ class StockEngine:
             "skip_tokenizer_init": True,
             "seed": 0,
             "block_size": 32,  # what stock takes on CPU
+            **gpu_share(),
         }
         self.proof: dict[str, Any] = self._call({"model": str(model), **defaults, **options})
 

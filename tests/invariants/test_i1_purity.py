@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from invariants.checks import assert_exact
-from invariants.engines import Ask
+from invariants.engines import CONTROL, Ask
 from reference.corpus import words
 from reference.prompts import PromptSpec, dep, head, span
 
@@ -21,19 +21,22 @@ def alone(document, anchor=ANCHOR):
     return PromptSpec((head(*HEAD[:anchor]), span(*document)), anchor=anchor)
 
 
-def stored(it, document):
+def stored(it, document, control=CONTROL):
     """Keys and values in the cache under the span's hash, its visible tokens. [layers, 2, kv heads, tokens, head]"""
-    hashes = it.block_hashes(document)
+    hashes = it.block_hashes(document, control.ssep)
     blocks = [it.pool.get_cached_block(h, [0])[0].block_id for h in hashes]
     layers = []
     for cache in it.caches():
         count, heads, size, double = cache.shape
-        split = cache.view(count, heads, 2 * size, double // 2)[blocks]
-        keys = split[:, :, :size].reshape(len(blocks), heads, double // 2, size).permute(1, 0, 3, 2)
-        values = split[:, :, size:].permute(1, 0, 2, 3)
+        if cache.is_cuda:
+            keys, values = cache[blocks].permute(1, 0, 2, 3).split(double // 2, dim=-1)
+        else:  # keys are stored transposed
+            split = cache.view(count, heads, 2 * size, double // 2)[blocks]
+            keys = split[:, :, :size].reshape(len(blocks), heads, double // 2, size).permute(1, 0, 3, 2)
+            values = split[:, :, size:].permute(1, 0, 2, 3)
         both = torch.stack((keys, values)).reshape(2, heads, len(blocks) * size, -1)
         layers.append(both[:, :, 1 : 1 + len(document)])  # behind the control token
-    return torch.stack(layers)
+    return torch.stack(layers).cpu()
 
 
 def expected(reference, document, anchor=ANCHOR):

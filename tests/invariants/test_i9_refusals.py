@@ -69,6 +69,15 @@ MODELS = {
         "MLA|latent",
     ),
 }
+
+
+def _offload(**extra):
+    """vLLM's own offload to host memory, set up like this."""
+    extra = {"cpu_bytes_to_use": 1 << 28, **extra}
+    config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    return {"kv_transfer_config": config}
+
+
 OPTIONS = {
     "no-prefix-caching": ({"enable_prefix_caching": False}, "prefix caching"),
     "speculative-decoding": (
@@ -81,6 +90,9 @@ OPTIONS = {
         {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}},
         "events",
     ),
+    "offload-in-chunks": (_offload(blocks_per_chunk=2), "chunks of several blocks"),
+    "offload-in-larger-blocks": (_offload(block_size=64), "chunks of several blocks"),
+    "offload-elsewhere": (_offload(spec_name="TieringOffloadingSpec"), "host memory only"),
     "foreign-connector": (
         {
             "kv_transfer_config": {

@@ -16,8 +16,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from minipic_cli.bench.gpu.workload import ANCHOR, CONTROL, HEAD, QUESTION, Prompts, Scale, engine_options, with_spans
+from minipic_cli.bench.gpu.workload import (
+    ANCHOR,
+    CONTROL,
+    HEAD,
+    LONG,
+    QUESTION,
+    Prompts,
+    Scale,
+    engine_options,
+    laid_out,
+    with_spans,
+)
 from minipic_cli.bench.gpu.workload import plain as plain_prompt
+from minipic_sdk.layouts import Block, Epic
+from minipic_sdk.protocol import RequestMeta
 
 
 class Bench:
@@ -159,6 +172,20 @@ class Bench:
         self.samples[f"ttft_{n}_spans_cold_ms"] = [1e3 * self.generate([cold], 1, meta)[0]]
         self.sample(f"ttft_{n}_new_order_ms", anew, 4 * self.scale.repeats, discard=2)
 
+    def layouts(self) -> None:
+        """Milliseconds to the first token over the same cached documents, as the block layout and EPIC lay them out."""
+        for n in self.scale.contexts[:2]:
+            head, documents = self.prompts.tokens(HEAD), [self.prompts.tokens(LONG) for _ in range(n // LONG)]
+            for layout in (Block(), Epic(base="block")):
+
+                def measure(layout: Block | Epic = layout, head: Any = head, documents: Any = documents) -> float:
+                    order = self.prompts.shuffled(documents)
+                    made = laid_out(layout, head, order, self.prompts.tokens(QUESTION))
+                    meta = RequestMeta(anchor=made.anchor, placements=made.placements).to_json()
+                    return 1e3 * self.generate([made.token_ids], 1, meta)[0]
+
+                self.sample(f"ttft_{n}_{layout.name}_ms", measure, 3 * self.scale.repeats, discard=3)
+
     def memory(self) -> None:
         """Bytes that spans need, and of the KV cache."""
         self.facts["memory"] = self.llm.collective_rpc("minipic_memory")[0]
@@ -171,6 +198,8 @@ class Bench:
         if self.kind == "minipic" and "gpu" in self.facts["worker"]:
             self.memory()
         self.documents()
+        if self.kind == "minipic":
+            self.layouts()
         self.prefill()
         self.cold()
         self.decode(spans=False)
@@ -189,8 +218,9 @@ def main() -> None:
     parser.add_argument("kind", choices=["stock", "minipic"])
     parser.add_argument("out", type=Path)
     parser.add_argument("--small", action="store_true")
-    arguments = parser.parse_args()
-    Bench(arguments.kind, Scale.small() if arguments.small else Scale(), arguments.out).run()
+    parser.add_argument("--gpus", type=int, default=1)
+    a = parser.parse_args()
+    Bench(a.kind, Scale.small() if a.small else Scale.parallel(a.gpus) if a.gpus > 1 else Scale(), a.out).run()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,10 @@ ROWS = {
         for n in (8192, 32768, 131072)
     },
 }
+# the same, both of MiniPIC
+LAYOUTS = {
+    f"ttft_epic_{n // 1024}k_vs_block": ("ms", f"ttft_{n}_epic_ms", f"ttft_{n}_block_ms", False) for n in (8192, 32768)
+}
 
 
 def run(
@@ -39,6 +43,7 @@ def run(
     *,
     engines: Sequence[str] = ("stock", "minipic"),
     small: bool = False,
+    gpus: int = 1,
     budget: float = 280.0,
     raw: Path | None = None,
 ) -> dict[str, Any]:
@@ -48,6 +53,7 @@ def run(
         out: where the rows go.
         engines: which to run now; raw samples of the others are taken from ``raw`` if they are there.
         small: a dry run on a tiny model.
+        gpus: of tensor-parallel engines; the rows of several are named after their number.
         budget: seconds for each engine; what was measured by then counts.
         raw: directory of the raw samples; by default beside ``out``.
 
@@ -57,19 +63,23 @@ def run(
     raw = raw or out.parent / "raw"
     raw.mkdir(parents=True, exist_ok=True)
     for kind in engines:
-        _measure(kind, raw / f"{kind}.json", small, budget)
+        _measure(kind, raw / f"{kind}.json", small, gpus, budget)
     found = {
         k: json.loads((raw / f"{k}.json").read_text()) for k in ("stock", "minipic") if (raw / f"{k}.json").exists()
     }
     result = {"rows": rows(found.get("minipic", {}), found.get("stock", {}))}
+    if gpus > 1:
+        result["rows"] = [{**row, "name": f"{row['name']}_{gpus}gpus"} for row in result["rows"]]
     merge_rows(out, result["rows"])
-    plot(found, out.with_suffix(".svg"))
+    if gpus == 1:
+        plot(found, out.with_suffix(".svg"))
     return result
 
 
-def _measure(kind: str, path: Path, small: bool, budget: float) -> None:
+def _measure(kind: str, path: Path, small: bool, gpus: int, budget: float) -> None:
     path.unlink(missing_ok=True)
-    arguments = ("minipic_cli.bench.gpu.engine", kind, str(path), *(["--small"] if small else []))
+    how = ["--small"] if small else ["--gpus", str(gpus)]
+    arguments = ("minipic_cli.bench.gpu.engine", kind, str(path), *how)
     run_engine(kind, arguments, budget)
 
 
@@ -84,10 +94,11 @@ def rows(ours: dict[str, Any], stock: dict[str, Any]) -> list[dict[str, Any]]:
         "command": COMMAND,
     }
     out: list[dict[str, Any]] = []
-    for name, (unit, a, b, inverse) in ROWS.items():
-        if a not in mine or b not in theirs:
+    compared = [(theirs, row) for row in ROWS.items()] + [(mine, row) for row in LAYOUTS.items()]
+    for other, (name, (unit, a, b, inverse)) in compared:
+        if a not in mine or b not in other:
             continue
-        value, baseline = median(mine[a]), median(theirs[b])
+        value, baseline = median(mine[a]), median(other[b])
         ratio = baseline / value if inverse else value / baseline
         spread = ratio * (_spread(mine[a]) ** 2 + _spread(theirs[b]) ** 2) ** 0.5
         out.append(
@@ -146,17 +157,18 @@ def plot(found: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """``python -m minipic_cli.bench.gpu.harness OUT [--small] [--only KIND] [--budget S]``, without the CLI around it."""
+    """``python -m minipic_cli.bench.gpu.harness OUT [--small] [--only KIND] [--gpus N] [--budget S]``, without the CLI around it."""
     import argparse
 
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--only", choices=["stock", "minipic"])
+    parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--budget", type=float, default=280.0)
     a = parser.parse_args()
     engines = (a.only,) if a.only else ("stock", "minipic")
-    for row in run(a.out, engines=engines, small=a.small, budget=a.budget)["rows"]:
+    for row in run(a.out, engines=engines, small=a.small, gpus=a.gpus, budget=a.budget)["rows"]:
         low, high = row["spread"]
         figures = f"{row['ratio']:8.3f} {low:8.3f} to {high:.3f}   {row['value']:12.2f} {row['baseline']:12.2f}"
         print(f"{row['name']:28} {figures} {row['unit']}")

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minipic_sdk.layout import ControlTokens
+from minipic_sdk.layouts.base import Arrangement, Piece, PromptLayout, Rules
+
 CONTROL = (128002, 128003, 128004)  # reserved ids of Llama 3: SSEP, PDEP, PAD
 BLOCK = 16
 GRAPHS = [1, 2, 4, 8, 16, 32, 64, 128, 256]  # batch sizes
 HEAD, QUESTION, ANCHOR = 40, 32, 4  # tokens
+LONG = 2000  # tokens of the documents that layouts are compared over
 DOCUMENT = (80, 120)  # shortest, longest: a 2WikiMultihopQA document has about 100 tokens
 LLAMA_3_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -47,11 +51,17 @@ class Scale:
     decoded: int = 128  # tokens
     prefills: int = 48  # prompts of 2k to 4k tokens
     repeats: int = 5
+    gpus: int = 1  # of a tensor-parallel engine
 
     @classmethod
     def small(cls) -> "Scale":
         """A dry run."""
         return cls(2, 8, (2048,), (2048,), (1, 8), 8, 2, 2)
+
+    @classmethod
+    def parallel(cls, gpus: int) -> "Scale":
+        """What is worth knowing of several GPUs."""
+        return cls(contexts=(8192, 32768), batches=(1, 64), repeats=3, gpus=gpus)
 
 
 def model_directory(scale: Scale) -> str:
@@ -80,6 +90,7 @@ def engine_options(scale: Scale) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "prefix_caching_hash_algo": "sha256",
         "disable_log_stats": True,
+        "tensor_parallel_size": scale.gpus,
         **(
             {"enforce_eager": True} if scale.shrink > 1 else {"compilation_config": {"cudagraph_capture_sizes": GRAPHS}}
         ),
@@ -110,6 +121,12 @@ class Prompts:
     def shuffled(self, documents: list[list[int]]) -> list[list[int]]:
         """A new order."""
         return self._random.sample(documents, len(documents))
+
+
+def laid_out(layout: PromptLayout, head: list[int], documents: list[list[int]], question: list[int]) -> Arrangement:
+    """The prompt that the SDK sends for this layout."""
+    pieces = [Piece("text", head), *(Piece("span", d) for d in documents), Piece("text", question)]
+    return layout(pieces, Rules(ControlTokens(*CONTROL), BLOCK, head[:ANCHOR]))
 
 
 def plain(head: list[int], documents: list[list[int]], question: list[int]) -> list[int]:
