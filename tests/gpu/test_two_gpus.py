@@ -12,7 +12,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two
 
 
 @pytest.mark.parametrize("options", [{}, DECODE_GRAPHS], ids=["eager", "graphs"])
-def test_two_gpus_answer_as_one(engine, reference, options):
+def test_two_gpus_answer_as_one(engine, reference, monkeypatch, options):
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # other tests have used CUDA in this process
     one, two, ref = (
         engine("llama3", **options),
         engine("llama3", tensor_parallel_size=2, **options),

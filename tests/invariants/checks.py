@@ -9,6 +9,8 @@ from reference.prompts import PromptSpec
 
 TOLERANCE = 1e-3  # of logprobs in fp32 (I3)
 TIE = 2e-4  # two tokens closer than this may swap
+# Stock vLLM on a GPU multiplies float32 as TF32; ours does not.
+STOCK_TOLERANCE, STOCK_TIE = (2e-2, 2e-2) if torch.cuda.is_available() else (TOLERANCE, TIE)
 
 
 def assert_exact(answer: Answer, reference: Any, prompt: PromptSpec | list[int], tolerance: float = TOLERANCE) -> None:
@@ -31,13 +33,13 @@ def assert_exact(answer: Answer, reference: Any, prompt: PromptSpec | list[int],
             assert gaps[worst] <= tolerance, f"{where}: logprob of {worst} is off by {gaps[worst]:.2g}"
 
 
-def assert_same(one: Answer, other: Answer, tolerance: float = TOLERANCE) -> None:
-    """Two answers agree: same tokens (up to a tie), same logprobs."""
+def assert_same(one: Answer, other: Answer) -> None:
+    """An answer agrees with stock's: same tokens (up to a tie), same logprobs."""
     for i, (a, b) in enumerate(zip(one.logprobs, other.logprobs, strict=True)):
         gap = max(abs(a[t] - b[t]) for t in a.keys() & b.keys())
-        assert gap <= tolerance, f"generated token {i}: logprobs differ by {gap:.2g}"
+        assert gap <= STOCK_TOLERANCE, f"generated token {i}: logprobs differ by {gap:.2g}"
         if one.tokens[i] != other.tokens[i]:
-            assert abs(a[one.tokens[i]] - a.get(other.tokens[i], float("-inf"))) < TIE, f"{i}: {one} {other}"
+            assert abs(a[one.tokens[i]] - a.get(other.tokens[i], float("-inf"))) < STOCK_TIE, f"{i}: {one} {other}"
             return  # what follows a tie is another text
     assert len(one.tokens) == len(other.tokens)
 

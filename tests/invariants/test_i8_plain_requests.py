@@ -1,6 +1,7 @@
 """I8: a request without control tokens gets, to the bit, what stock vLLM gives it; its speed is benchmarked, not tested."""
 
 import pytest
+import torch
 
 from invariants.checks import assert_exact
 from invariants.engines import Ask
@@ -10,8 +11,10 @@ from reference.prompts import PromptSpec, dep, head, span
 PROMPTS = [list(words(n, 300 + n)) for n in (1, 7, 31, 32, 33, 64, 100, 250)]
 PROMPTS += [[*PROMPTS[-1][:128], *words(20, 5)], PROMPTS[3]]  # prefix-cache hits
 FAMILIES = ["llama", "qwen3", "granite"]
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's code; tests/gpu compares bfloat16 on a GPU")
 
 
+@on_cpu
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 40, "max_num_seqs": 6}], ids=["whole", "chunks"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bit_for_bit_what_stock_gives(engine, stock, family, options):
@@ -24,6 +27,7 @@ def test_bit_for_bit_what_stock_gives(engine, stock, family, options):
             assert (a.tokens, a.logprobs, a.cached) == (b.tokens, b.logprobs, b.cached)
 
 
+@on_cpu
 def test_plain_batches_never_reach_our_attention(engine, monkeypatch):
     from minipic_server.plan import StepPlan
 

@@ -127,3 +127,9 @@ def test_there_are_never_more_tasks_than_graphs_have_room_for(lengths):
     chunks = balanced_chunks(rows, block_q=1, kv_heads=2, programs=64)
     tables = AttendTables.of(rows, block_q=1, chunk=chunks, tile=64, zero=np.empty(0, dtype=np.int64))
     assert len(tables.tasks) <= len(rows) + 32
+
+
+def test_busy_counts_the_keys_that_tiles_look_at():
+    rows, _ = rows_of(([("head", 300)], 0, 300), ([("head", 300)], 0, 300))
+    tables = GatherTables.of(rows, first_token=0, last_token=640)
+    assert tables.busy(heads=4, rows=128) == 2 * 10 * 300  # 1200 matrix rows are 10 tiles; the last tokens have no keys

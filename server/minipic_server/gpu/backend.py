@@ -125,6 +125,7 @@ class SpanFlashImpl(FlashAttentionImpl):
             max_seqlen_k=rows.max_k,
             softmax_scale=self.scale,
             causal=True,
+            num_splits=rows.splits,
             fa_version=self.vllm_flash_attn_version,
         )
         if rows.tokens is not None:

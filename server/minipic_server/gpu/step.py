@@ -42,6 +42,7 @@ class LongRows(NamedTuple):
     max_q: int
     max_k: int
     tokens: torch.Tensor | None  # the rows' tokens, where plain requests stand between them. [n]
+    splits: int = 0  # of each row's keys; 0: as FlashAttention sees fit
 
 
 @dataclass(slots=True)
@@ -103,7 +104,9 @@ def plan_step(
         moves, cu_q, cu_k = next(views).view(-1, 5), next(views), next(views)
         where = next(views) if index is not None else None
         bounds = tables.first_token, tables.last_token, tables.max_q, tables.max_k
-        step.long.append(LongRows(moves, cu_q, cu_k, *bounds, where))
+        # Left alone it splits short spans for the sake of the longest row, and writes and merges twice the output.
+        splits = int(tables.busy(shape.heads, TILE_ROWS) >= scratch.processors * tables.max_k)
+        step.long.append(LongRows(moves, cu_q, cu_k, *bounds, where, splits))
     for block_q, _ in shorts:
         tasks, pieces, merges = next(views).view(-1, 8), next(views).view(-1, 4), next(views).view(-1, 4)
         step.short.append(ShortRows(block_q, tasks, pieces, merges))

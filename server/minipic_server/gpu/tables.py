@@ -193,3 +193,8 @@ class GatherTables(NamedTuple):
         cu_q = np.concatenate(([0], q_lens[real].cumsum())).astype(np.int32)
         cu_k = np.concatenate(([0], k_lens[real].cumsum())).astype(np.int32)
         return cls(moves, cu_q, cu_k, first_token, last_token, int(q_lens.max()), int(flat.total.max()))
+
+    def busy(self, heads: int, rows: int) -> int:
+        """Keys that all tiles of ``rows`` matrix rows together look at."""
+        queries, keys = np.diff(self.cu_q).astype(np.int64), np.diff(self.cu_k)
+        return int((-(-queries * heads // rows) * keys).sum())
