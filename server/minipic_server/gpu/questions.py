@@ -16,7 +16,7 @@ from minipic_server.gpu.step import DeviceStep, ShortRows, attend_tables
 from minipic_server.gpu.tables import AttendTables
 
 REQUESTS = 8  # of a step
-TOKENS = (16, 32, 64, 128, 256)  # of a step, padding included; those of vLLM's capture sizes are captured
+TOKENS = (16, 32, 64, 128, 256, 512)  # of a step, padding included; those of vLLM's capture sizes are captured
 _MATRIX_ROWS = 128
 
 

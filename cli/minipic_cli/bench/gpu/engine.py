@@ -20,7 +20,7 @@ from minipic_cli.bench.gpu.workload import (
     ANCHOR,
     CONTROL,
     HEAD,
-    LONG,
+    LAYOUTS,
     QUESTION,
     Prompts,
     Scale,
@@ -174,8 +174,8 @@ class Bench:
 
     def layouts(self) -> None:
         """Milliseconds to the first token over the same cached documents, as the block layout and EPIC lay them out."""
-        for n in self.scale.contexts[:2]:
-            head, documents = self.prompts.tokens(HEAD), [self.prompts.tokens(LONG) for _ in range(n // LONG)]
+        for name, (count, length) in LAYOUTS.items():
+            head, documents = self.prompts.tokens(HEAD), [self.prompts.tokens(length) for _ in range(count)]
             for layout in (Block(), Epic(base="block")):
 
                 def measure(layout: Block | Epic = layout, head: Any = head, documents: Any = documents) -> float:
@@ -184,7 +184,7 @@ class Bench:
                     meta = RequestMeta(anchor=made.anchor, placements=made.placements).to_json()
                     return 1e3 * self.generate([made.token_ids], 1, meta)[0]
 
-                self.sample(f"ttft_{n}_{layout.name}_ms", measure, 3 * self.scale.repeats, discard=3)
+                self.sample(f"ttft_{name}_{layout.name}_ms", measure, 3 * self.scale.repeats, discard=3)
 
     def memory(self) -> None:
         """Bytes that spans need, and of the KV cache."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from minipic_cli.bench.gpu.workload import LAYOUTS
 from minipic_cli.bench.process import run_engine
 from minipic_cli.bench.results import merge_rows
 
@@ -33,9 +34,7 @@ ROWS = {
     },
 }
 # the same, both of MiniPIC
-LAYOUTS = {
-    f"ttft_epic_{n // 1024}k_vs_block": ("ms", f"ttft_{n}_epic_ms", f"ttft_{n}_block_ms", False) for n in (8192, 32768)
-}
+LAYOUT_ROWS = {f"ttft_epic_{n}_vs_block": ("ms", f"ttft_{n}_epic_ms", f"ttft_{n}_block_ms", False) for n in LAYOUTS}
 
 
 def run(
@@ -94,7 +93,7 @@ def rows(ours: dict[str, Any], stock: dict[str, Any]) -> list[dict[str, Any]]:
         "command": COMMAND,
     }
     out: list[dict[str, Any]] = []
-    compared = [(theirs, row) for row in ROWS.items()] + [(mine, row) for row in LAYOUTS.items()]
+    compared = [(theirs, row) for row in ROWS.items()] + [(mine, row) for row in LAYOUT_ROWS.items()]
     for other, (name, (unit, a, b, inverse)) in compared:
         if a not in mine or b not in other:
             continue
