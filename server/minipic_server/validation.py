@@ -12,6 +12,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from minipic_sdk.errors import LayoutError
 from minipic_sdk.protocol import XARGS_KEY, RequestMeta
 from minipic_server.config import SpanConfig
+from minipic_server.cut import find_cut, pack
 from minipic_server.state import opted_in
 
 if TYPE_CHECKING:
@@ -75,9 +76,13 @@ def _check(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any,
         )
     if meta.head_at:
         raise LayoutError(None, "head_at is set by the engine only")
-    layout = meta.parse(request.prompt_token_ids, control=config.control, block_size=config.block_size)
+    ids, size = request.prompt_token_ids, config.block_size
+    packed = pack(ids)
+    cut = None if packed is None else find_cut(packed, config.control, size)
+    layout = meta.parse(ids, control=config.control, block_size=size, cut=cut)
     limit = vllm_config.model_config.max_model_len
-    if any(s.logical_stop > limit for s in layout.segments):
+    placed = layout.segments if meta.placements else layout.segments[-1:]  # else the last one reaches furthest
+    if any(s.logical_stop > limit for s in placed):
         raise LayoutError(None, f"a logical position reaches beyond max_model_len={limit}")
     tail = layout.segments[-1]
     if tail.logical_stop > layout.num_tokens and tail.logical_stop + (params.max_tokens or 0) > limit:
