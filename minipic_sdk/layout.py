@@ -124,7 +124,7 @@ class Layout:
         return [
             s
             for i, s in enumerate(self.segments)
-            if i != index and s.shown_start < s.visible_stop and s.logical_shown < me.logical
+            if s.logical + s.hidden < me.logical and s.visible_start + s.hidden < s.visible_stop and i != index
         ]
 
 

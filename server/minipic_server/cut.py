@@ -11,14 +11,15 @@ import numpy as np
 from minipic_sdk.layout import ControlTokens, Cut, SegmentKind
 
 ID_BYTES = 8  # of a packed id
+SHORT = 4096  # tokens of a prompt up to which a look at every id is as fast
 
 
-def pack(ids: Sequence[int]) -> bytes | None:
-    """Ids as 64-bit integers, ``None`` if they are none: the most expensive step of a long request, to be done once."""
+def pack(ids: Sequence[int]) -> bytes:
+    """Ids as 64-bit integers: the most expensive step of a long request, to be done once. ``ValueError`` for others."""
     try:
         return struct.pack(f"={len(ids)}q", *ids)
     except struct.error:
-        return None
+        raise ValueError("token ids must be 64-bit integers") from None
 
 
 def find_cut(packed: bytes, control: ControlTokens, block_size: int) -> Cut | None:

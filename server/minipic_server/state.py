@@ -1,11 +1,13 @@
 """A span request inside the engine core: its metadata, layout and hashes, kept on vLLM's own ``Request``."""
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from minipic_sdk.layout import Layout, Segment
 from minipic_sdk.protocol import XARGS_KEY, RequestMeta
 from minipic_server.config import SpanConfig
+from minipic_server.cut import SHORT, find_cut, pack
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -21,32 +23,33 @@ class SpanState:
 
     meta: RequestMeta
     layout: Layout
+    packed: bytes | None = None  # its prompt's ids (cut.pack), until they are hashed
     hashes: list[bytes] = field(default_factory=list[bytes])  # of the prompt's full blocks, in physical order
+    chains: list[list[bytes]] = field(default_factory=list[list[bytes]])  # the same of each span; not to change
     statuses: list[dict[str, object]] = field(default_factory=list[dict[str, object]])  # one per span, see status.py
     waited: int = 0  # steps it was held back for a span that another request is computing
     _keys: tuple[bytes, ...] | None = None  # the same in every arrangement
-    _spans: tuple[Layout, list[bytes], list[tuple[Segment, list[bytes]]]] | None = None  # see span_hashes
 
     @property
     def keys(self) -> tuple[bytes, ...]:
         """Content keys of its spans: the hash of each one's last block."""
         if self._keys is None:
-            self._keys = tuple(hashes[-1] for _, hashes in self.span_hashes() if hashes)
+            self._keys = tuple([hashes[-1] for hashes in self.chains if hashes])
         return self._keys
 
     @property
     def blocks(self) -> list[bytes]:
         """Hashes of all blocks of its spans; the same ones in every arrangement."""
-        return [block for _, hashes in self.span_hashes() for block in hashes]
+        return [*chain.from_iterable(self.chains)]
+
+    @property
+    def spans(self) -> list[Segment]:
+        """Every span segment, in physical order."""
+        return [s for s in self.layout.segments if s.kind == "span"]
 
     def span_hashes(self) -> list[tuple[Segment, list[bytes]]]:
         """Every span segment with the hashes of its blocks, in physical order."""
-        layout, hashes, size = self.layout, self.hashes, self.layout.block_size
-        known = self._spans
-        if known is None or known[0] is not layout or known[1] is not hashes:
-            spans = [(s, hashes[s.start // size : s.stop // size]) for s in layout.segments if s.kind == "span"]
-            self._spans = known = layout, hashes, spans
-        return known[2]
+        return [*zip(self.spans, self.chains, strict=True)]
 
 
 def opted_in(params: "SamplingParams | None") -> str | None:
@@ -63,12 +66,15 @@ def span_state(request: "Request", config: SpanConfig) -> SpanState | None:
         state = None
         if text is not None and request.prompt_token_ids is not None:
             meta = RequestMeta.from_json(text)
+            packed = pack(request.prompt_token_ids)
+            short = request.num_prompt_tokens <= SHORT or meta.head_at
+            cut = None if short else find_cut(packed, config.control, config.block_size)
             # The front end has checked every request (validation.py).
             layout = meta.parse(
-                request.prompt_token_ids, control=config.control, block_size=config.block_size, checked=True
+                request.prompt_token_ids, control=config.control, block_size=config.block_size, checked=True, cut=cut
             )
             # Without control tokens the prompt is plain: stock hashing and attention serve it.
-            state = SpanState(meta, layout) if layout.has_control else None
+            state = SpanState(meta, layout, packed) if layout.has_control else None
             pass_layout(request.sampling_params, layout)
         setattr(request, _ATTRIBUTE, state)
     return state

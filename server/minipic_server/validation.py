@@ -77,9 +77,7 @@ def _check(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any,
     if meta.head_at:
         raise LayoutError(None, "head_at is set by the engine only")
     ids, size = request.prompt_token_ids, config.block_size
-    packed = pack(ids)
-    cut = None if packed is None else find_cut(packed, config.control, size)
-    layout = meta.parse(ids, control=config.control, block_size=size, cut=cut)
+    layout = meta.parse(ids, control=config.control, block_size=size, cut=find_cut(pack(ids), config.control, size))
     limit = vllm_config.model_config.max_model_len
     placed = layout.segments if meta.placements else layout.segments[-1:]  # else the last one reaches furthest
     if any(s.logical_stop > limit for s in placed):
