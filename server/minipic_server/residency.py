@@ -1,12 +1,29 @@
 """Questions to vLLM's block pool, in the terms of spans (v1/core/block_pool.py)."""
 
 from collections.abc import Container, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, get_block_hash, make_block_hash_with_group_id
+
+from minipic_server.state import known_state
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
 
 _GROUP = make_block_hash_with_group_id(BlockHash(b""), 0)  # spans are refused for models with several KV cache groups
 _LOOK_AHEAD = 4  # times as many blocks are looked at as are needed, when many of them are worth keeping
+
+
+class SpanKVCacheManager(KVCacheManager):
+    """Counts what is cached of a span request; vLLM takes it for a block's place in the prompt that computed it."""
+
+    def estimate_cached_tokens(self, request: "Request") -> int:
+        if known_state(request) is None:
+            return super().estimate_cached_tokens(request)
+        manager = self.coordinator.single_type_managers[0]
+        return manager.num_cached_block.get(request.request_id, 0) * manager.block_size
 
 
 class Residency:

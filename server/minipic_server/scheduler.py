@@ -31,7 +31,7 @@ from minipic_server.config import SpanConfig
 from minipic_server.hashing import SpanHasher
 from minipic_server.pins import Pins, pin_limit
 from minipic_server.refusals import check_config
-from minipic_server.residency import Residency
+from minipic_server.residency import Residency, SpanKVCacheManager
 from minipic_server.state import SpanState, known_state
 from minipic_server.status import KEY_DIGITS, Arrival, SpanHistory
 from minipic_server.wanted import Wanted
@@ -59,6 +59,8 @@ class _SpanScheduling(Scheduler):
         check_config(self.vllm_config)
         self.span_config = config
         self.span_hasher = SpanHasher(config, get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo), None)
+        # The base class names its manager's class itself; ours only overrides a method.
+        self.kv_cache_manager.__class__ = SpanKVCacheManager
         self.residency = Residency(self.kv_cache_manager.block_pool, self._block_bytes())
         longest = -(-self.vllm_config.model_config.max_model_len // self.block_size)
         pool = self.kv_cache_manager.block_pool

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
+PACKED_KEY = "minipic_packed"  # of the extra arguments: the prompt's ids as the front end has packed them
 _ATTRIBUTE = "_minipic_state"
 _LAYOUT = "_minipic_layout"  # on the sampling parameters, for a worker in the same process
 
@@ -66,7 +67,7 @@ def span_state(request: "Request", config: SpanConfig) -> SpanState | None:
         state = None
         if text is not None and request.prompt_token_ids is not None:
             meta = RequestMeta.from_json(text)
-            packed = pack(request.prompt_token_ids)
+            packed = _taken(request.sampling_params, PACKED_KEY) or pack(request.prompt_token_ids)
             short = request.num_prompt_tokens <= SHORT or meta.head_at
             cut = None if short else find_cut(packed, config.control, config.block_size)
             # The front end has checked every request (validation.py).
@@ -78,6 +79,11 @@ def span_state(request: "Request", config: SpanConfig) -> SpanState | None:
             pass_layout(request.sampling_params, layout)
         setattr(request, _ATTRIBUTE, state)
     return state
+
+
+def _taken(params: "SamplingParams | None", key: str) -> Any:
+    """An extra argument that workers and logs should not see."""
+    return params.extra_args.pop(key, None) if params is not None and params.extra_args else None
 
 
 def pass_layout(params: "SamplingParams | None", layout: Layout) -> None:
