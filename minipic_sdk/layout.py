@@ -76,7 +76,6 @@ class Cut(NamedTuple):
     """Where its control tokens cut a prompt: one entry per segment, in physical order."""
 
     starts: list[int]
-    kinds: list[SegmentKind]
     visible_stops: list[int]
 
 
@@ -164,7 +163,8 @@ def parse_layout(
         raise LayoutError(0, f"{len(placements)} placements for {len(starts)} segments")
     # A prompt may have a thousand segments: columns, so that no step of Python is taken for each of them.
     stops = [*starts[1:], len(ids)]
-    kinds = cut.kinds if cut else _kinds(ids, starts, control)
+    of: dict[int, SegmentKind] = {control.pdep: "dependent", control.ssep: "span"}
+    kinds = [of.get(ids[start], "head") for start in starts]
     firsts = [start if kind == "head" else start + 1 for start, kind in zip(starts, kinds, strict=True)]
     lasts = cut.visible_stops if cut else _visible_stops(ids, firsts, stops, control.pad, block_size, checked)
     logical: Iterable[int] = accumulate(map(sub, lasts, firsts), initial=0)
@@ -199,11 +199,6 @@ def _segment_starts(ids: list[int], control: ControlTokens, block_size: int, hea
     if starts[0]:
         raise LayoutError(0, "the prompt must start with its head or a control token")
     return starts
-
-
-def _kinds(ids: list[int], starts: list[int], control: ControlTokens) -> list[SegmentKind]:
-    of: dict[int, SegmentKind] = {control.pdep: "dependent", control.ssep: "span"}
-    return [of.get(ids[start], "head") for start in starts]
 
 
 def _visible_stops(

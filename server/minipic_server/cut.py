@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minipic_sdk.layout import ControlTokens, Cut, SegmentKind
+from minipic_sdk.layout import ControlTokens, Cut
 
 ID_BYTES = 8  # of a packed id
-SHORT = 4096  # tokens of a prompt up to which a look at every id is as fast
 
 
 def pack(ids: Sequence[int]) -> bytes:
@@ -47,5 +46,4 @@ def find_cut(packed: bytes, control: ControlTokens, block_size: int) -> Cut | No
     stray = pads.searchsorted(visible) != behind - count
     if (marks % block_size).any() or (count >= block_size).any() or stray.any():
         return None
-    kind: dict[int, SegmentKind] = {ssep: "span", pdep: "dependent"}
-    return Cut(starts, [kind.get(token, "head") for token in ids[starts].tolist()], visible.tolist())
+    return Cut(starts, visible.tolist())

@@ -4,16 +4,16 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from minipic_sdk.layout import Layout, Segment
+from minipic_sdk.layout import Cut, Layout, Segment
 from minipic_sdk.protocol import XARGS_KEY, RequestMeta
 from minipic_server.config import SpanConfig
-from minipic_server.cut import SHORT, find_cut, pack
+from minipic_server.cut import pack
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
-PACKED_KEY = "minipic_packed"  # of the extra arguments: the prompt's ids as the front end has packed them
+CHECKED_KEY = "minipic_checked"  # of the extra arguments: the front end's packed ids and cut of the prompt
 _ATTRIBUTE = "_minipic_state"
 _LAYOUT = "_minipic_layout"  # on the sampling parameters, for a worker in the same process
 
@@ -67,10 +67,9 @@ def span_state(request: "Request", config: SpanConfig) -> SpanState | None:
         state = None
         if text is not None and request.prompt_token_ids is not None:
             meta = RequestMeta.from_json(text)
-            packed = _taken(request.sampling_params, PACKED_KEY) or pack(request.prompt_token_ids)
-            short = request.num_prompt_tokens <= SHORT or meta.head_at
-            cut = None if short else find_cut(packed, config.control, config.block_size)
             # The front end has checked every request (validation.py).
+            packed, cut = _taken(request.sampling_params, CHECKED_KEY) or (pack(request.prompt_token_ids), None)
+            cut = cut and Cut(*cut)  # a list, if it came from another process
             layout = meta.parse(
                 request.prompt_token_ids, control=config.control, block_size=config.block_size, checked=True, cut=cut
             )

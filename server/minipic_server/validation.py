@@ -13,7 +13,7 @@ from minipic_sdk.errors import LayoutError
 from minipic_sdk.protocol import XARGS_KEY, RequestMeta
 from minipic_server.config import SpanConfig
 from minipic_server.cut import find_cut, pack
-from minipic_server.state import PACKED_KEY, opted_in
+from minipic_server.state import CHECKED_KEY, opted_in
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -78,7 +78,8 @@ def _check(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any,
         raise LayoutError(None, "head_at is set by the engine only")
     ids, size = request.prompt_token_ids, config.block_size
     packed = pack(ids)
-    layout = meta.parse(ids, control=config.control, block_size=size, cut=find_cut(packed, config.control, size))
+    cut = find_cut(packed, config.control, size)
+    layout = meta.parse(ids, control=config.control, block_size=size, cut=cut)
     limit = vllm_config.model_config.max_model_len
     placed = layout.segments if meta.placements else layout.segments[-1:]  # else the last one reaches furthest
     if any(s.logical_stop > limit for s in placed):
@@ -95,7 +96,7 @@ def _check(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any,
     if len(params.logit_bias) > _MAX_BIASES:
         raise ValueError(f"logit_bias of a span request has room for {_MAX_BIASES - len(config.control)} tokens")
     # Always ours, whatever a client sends under this name: packing takes milliseconds, handing bytes over does not.
-    params.extra_args = {**(params.extra_args or {}), PACKED_KEY: packed}
+    params.extra_args = {**(params.extra_args or {}), CHECKED_KEY: (packed, cut)}
 
 
 _WITHOUT_SPANS = ("echo", "suffix", "use_beam_search")  # hand physical prompts back, or leave the opt-in behind

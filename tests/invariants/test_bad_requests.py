@@ -114,9 +114,9 @@ def test_a_stale_fingerprint_says_what_to_do(engine):
     it.ask(GOOD)
 
 
-def test_packed_ids_are_the_front_ends_own(engine, reference):
+def test_what_was_checked_is_for_the_front_end_to_say(engine, reference):
     it = engine()
-    forged = {"minipic": GOOD.meta(), "minipic_packed": bytes(8 * len(IDS))}
+    forged = {"minipic": GOOD.meta(), "minipic_checked": (bytes(8 * len(IDS)), ([0], [5]))}
     assert_exact(it.ask(GOOD, params={"extra_args": forged}), reference(), GOOD)
-    assert forged.keys() == {"minipic", "minipic_packed"}, "the caller's own parameters are left alone"
-    assert "minipic_packed" not in it.seen.sampling_params.extra_args, "workers don't need them"
+    assert forged.keys() == {"minipic", "minipic_checked"}, "the caller's own parameters are left alone"
+    assert "minipic_checked" not in it.seen.sampling_params.extra_args, "workers don't need them"
