@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from minipic_sdk.errors import LayoutError
-from minipic_sdk.layout import ControlTokens, Layout, Placement, parse_layout
+from minipic_sdk.layout import ControlTokens, Cut, Layout, Placement, parse_layout
 
 XARGS_KEY: Final = "minipic"
 LAYOUT_VERSION: Final = 1
@@ -75,9 +75,15 @@ class RequestMeta:
         )
 
     def parse(
-        self, token_ids: Sequence[int], *, control: ControlTokens, block_size: int, checked: bool = False
+        self,
+        token_ids: Sequence[int],
+        *,
+        control: ControlTokens,
+        block_size: int,
+        checked: bool = False,
+        cut: Cut | None = None,
     ) -> Layout:
-        """The layout of ``token_ids`` under this metadata; ``checked``: as in ``parse_layout``. Raises ``LayoutError``."""
+        """The layout of ``token_ids`` under this metadata; the rest as in ``parse_layout``. Raises ``LayoutError``."""
         layout = parse_layout(
             token_ids,
             control=control,
@@ -86,8 +92,9 @@ class RequestMeta:
             placements=self.placements,
             head_at=self.head_at,
             checked=checked,
+            cut=cut,
         )
-        spans = sum(s.kind == "span" for s in layout.segments)
+        spans = [s.kind for s in layout.segments].count("span")
         if bad := [n for n in self.public if not 0 <= n < spans]:
             raise LayoutError(None, f"public names span {bad[0]}, but the prompt has {spans}")
         if len(set(self.public)) < len(self.public):

@@ -8,6 +8,7 @@ first), dependent segments in logical order. A prompt that is a hit as it stands
 from collections.abc import Callable, Container
 from copy import copy
 from dataclasses import replace
+from math import inf
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
@@ -20,22 +21,29 @@ if TYPE_CHECKING:
 
 
 def arrange(
-    request: "Request", state: SpanState, resident: Callable[[list[bytes]], int], elsewhere: Container[bytes] = ()
+    request: "Request",
+    state: SpanState,
+    have: int,
+    resident: Callable[[list[bytes]], int],
+    elsewhere: Container[bytes] = (),
 ) -> bool:
     """Permute the request's segments in place so that a contiguous hit covers every resident span.
 
     Call it before anything of the request is scheduled.
 
     Args:
-        request: the engine's.
+        request: of which nothing is scheduled.
         state: the request's.
-        resident: leading blocks of a span that are in the cache.
+        have: leading blocks of the prompt, as it stands, that are resident.
+        resident: the same of a span.
         elsewhere: keys of spans that a KV connector may have; they go before other missing spans.
 
     Returns:
         Whether anything moved.
     """
     layout = state.layout
+    if have >= _stands(layout):
+        return False
     order = _order(layout, state.hashes, resident, elsewhere)
     if order == list(layout.segments):
         return False
@@ -60,7 +68,7 @@ def arrange(
         head_at=head_at,
     )
     state.layout = _moved(layout, order, head_at)
-    state.meta, state.hashes = meta, hashes
+    state.meta, state.hashes, state.chains = meta, hashes, [state.chains[old] for old in moved]
     _install(request, prompt, hashes, meta.to_json())
     pass_layout(request.sampling_params, state.layout)
     return True
@@ -78,6 +86,14 @@ def _moved(layout: Layout, order: list[Segment], head_at: int) -> Layout:
     return Layout(tuple(segments), layout.block_size, layout.anchor, head_at, layout.num_tokens)
 
 
+def _stands(layout: Layout) -> float:
+    """Leading blocks that make the prompt a hit as it stands; none do if a dependent segment comes before others."""
+    first = next((i for i, s in enumerate(layout.segments) if s.kind == "dependent"), len(layout.segments))
+    if any(s.kind != "dependent" for s in layout.segments[first:]):
+        return inf
+    return (layout.segments[first].start if first < len(layout.segments) else layout.num_tokens) // layout.block_size
+
+
 def _order(
     layout: Layout, hashes: list[bytes], leading: Callable[[list[bytes]], int], elsewhere: Container[bytes]
 ) -> list[Segment]:
@@ -86,7 +102,6 @@ def _order(
     resident: list[Segment] = []
     missing: list[tuple[bool, int, Segment]] = []
     dependent: list[Segment] = []
-    hit = True  # as it stands: nothing is missing, and no dependent segment comes before what is cached
     for s in segments:
         if s.kind == "dependent":
             dependent.append(s)
@@ -94,15 +109,12 @@ def _order(
         first, stop = s.start // size, s.stop // size
         have = leading(hashes[first:stop])
         whole = have == stop - first
-        hit &= whole and not dependent
         if s.kind == "head":
             head.append(s)
         elif whole:
             resident.append(s)
         else:
             missing.append((hashes[stop - 1] not in elsewhere, -have, s))
-    if hit:
-        return list(segments)
     missing.sort(key=itemgetter(0, 1))
     dependent.sort(key=attrgetter("logical"))
     behind = [s for _, _, s in missing] + dependent

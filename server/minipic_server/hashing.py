@@ -14,7 +14,6 @@ LoRA keys go into every block, as stock does. Hashes don't depend on physical or
 (docs/adr/0002) never changes them.
 """
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache
@@ -32,6 +31,7 @@ from vllm.v1.core.kv_cache_utils import (
 from minipic_sdk.layout import Layout, Segment
 from minipic_sdk.protocol import LAYOUT_VERSION
 from minipic_server.config import SpanConfig
+from minipic_server.cut import ID_BYTES, pack
 from minipic_server.state import SpanState, span_state
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ HashFn = Callable[[Any], bytes]
 BlockHasher = Callable[["Request"], list[BlockHash]]
 
 MEMO_BLOCKS = 1 << 18  # block hashes remembered of recent spans: about 60 MB
-_INT64 = "q"  # array type of packed ids
-_BYTES = array(_INT64).itemsize
 
 
 class SpanHasher:
@@ -63,29 +61,35 @@ class SpanHasher:
         if state is None:
             assert self._stock is not None, "only the engine's own hasher hashes plain requests"
             return self._stock(request)
-        size = self._config.block_size
-        total = request.num_tokens // size
-        if total <= len(request.block_hashes):
+        size, last = self._config.block_size, state.layout.segments[-1]
+        total, done = request.num_tokens // size, len(request.block_hashes)
+        if state.packed is not None:
+            known = self._prompt(request, state, state.packed)
+            state.packed, state.hashes = None, [*known]
+            return known
+        if total <= done:
             return []
-        known = list(request.block_hashes)
-        before = len(known)
-        segments, last = state.layout.segments, state.layout.segments[-1]
-        public, extra, ordinal = frozenset(state.meta.public), _extra_keys(request), 0
-        raw = memoryview(_packed(request.all_token_ids[: last.stop])) if before * size <= last.start else None
-        for segment in segments if raw else (last,):  # a prompt may have a thousand
-            first, done = segment.start // size, len(known)
-            stop = total if segment is last else segment.stop // size
-            if segment.kind == "span" and raw:
-                shared, ordinal = ordinal in public, ordinal + 1
-                if stop > done == first:
-                    root = self._span_root(state.meta.anchor, None if shared else request.cache_salt)
-                    known += self._remembered(root, bytes(raw[segment.start * _BYTES : stop * size * _BYTES]), extra)
-                    continue
-            if stop > done:
+        if last.kind == "span" and done == last.start // size:
+            return []  # what is generated behind a span shorter than a block is nobody's
+        return self._chain(request, state, last, request.block_hashes, total, _extra_keys(request))
+
+    def _prompt(self, request: "Request", state: SpanState, packed: bytes) -> list[BlockHash]:
+        """Hashes of the prompt's full blocks; notes those of each span."""
+        size = self._config.block_size
+        public, extra = frozenset(state.meta.public), _extra_keys(request)
+        salted, unsalted = (self._span_root(state.meta.anchor, salt) for salt in (request.cache_salt, None))
+        known: list[BlockHash] = []
+        state.chains = chains = []
+        for segment in state.layout.segments:  # a prompt may have a thousand
+            stop = segment.stop // size
+            if segment.kind == "span":
+                root = unsalted if len(chains) in public else salted
+                chain = self._remembered(root, packed[segment.start * ID_BYTES : stop * size * ID_BYTES], extra)
+                chains.append(chain)
+                known += chain
+            else:
                 known += self._chain(request, state, segment, known, stop, extra)
-        if not state.hashes:
-            state.hashes = [*known[: request.num_prompt_tokens // size]]
-        return known[before:]
+        return known
 
     def _chain(
         self,
@@ -115,12 +119,12 @@ class SpanHasher:
     def _remembered(self, root: BlockHash, packed: bytes, extra: tuple[Any, ...] | None) -> list[BlockHash]:
         """A span's chain; spans come back by the thousand, so it is hashed once and looked up after that. Not to change.
 
-        ``packed``: see ``_packed``; bytes are compared at once, ids one by one.
+        ``packed``: see ``cut.pack``; bytes are compared at once, ids one by one.
         """
         key = (root, extra, packed)
         hashes = self._memo.get(key)
         if hashes is None:
-            size, hashes, parent, ids = self._config.block_size, [], root, array(_INT64, packed).tolist()
+            size, hashes, parent, ids = self._config.block_size, [], root, memoryview(packed).cast("q").tolist()
             for at in range(0, len(ids) - size + 1, size):
                 parent = hash_block_tokens(self._hash, parent, ids[at : at + size], extra)
                 hashes.append(parent)
@@ -147,11 +151,11 @@ class SpanHasher:
         if lora is not None:
             adapter: Any = SimpleNamespace(lora_request=LoRARequest(lora[0], 1, lora[1]))
             keys = tuple(_gen_lora_extra_hash_keys(adapter))
-        return self._remembered(self._span_root(anchor, salt), _packed(ids), keys)
+        return self._remembered(self._span_root(anchor, salt), pack(ids), keys)
 
     def unsalted_key(self, request: "Request", anchor: tuple[int, ...], segment: Segment) -> BlockHash:
         """Hash of the last block of a request's span, if the span were public."""
-        packed = _packed(request.all_token_ids[segment.start : segment.stop])
+        packed = pack(request.all_token_ids[segment.start : segment.stop])
         return self._remembered(self._span_root(anchor, None), packed, _extra_keys(request))[-1]
 
     def _new_span_root(self, anchor: tuple[int, ...], salt: str | None) -> BlockHash:
@@ -161,13 +165,9 @@ class SpanHasher:
         if segment.kind == "head":
             return None
         size = self._config.block_size
-        seen = sorted(layout.context(layout.segments.index(segment)), key=lambda s: s.logical_shown)
-        fold = tuple((s.kind, known[s.stop // size - 1], s.logical, s.hidden) for s in seen)
+        seen = sorted(layout.context(layout.segments.index(segment)), key=lambda s: s.logical + s.hidden)
+        fold = tuple([(s.kind, known[s.stop // size - 1], s.logical, s.hidden) for s in seen])
         return BlockHash(self._hash((self._domain, "dependent", request.cache_salt, segment.logical, fold)))
-
-
-def _packed(ids: list[int]) -> bytes:
-    return array(_INT64, ids).tobytes()
 
 
 def _extra_keys(request: "Request") -> tuple[Any, ...] | None:

@@ -1,12 +1,29 @@
 """Questions to vLLM's block pool, in the terms of spans (v1/core/block_pool.py)."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, get_block_hash, make_block_hash_with_group_id
+
+from minipic_server.state import known_state
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
 
 _GROUP = make_block_hash_with_group_id(BlockHash(b""), 0)  # spans are refused for models with several KV cache groups
 _LOOK_AHEAD = 4  # times as many blocks are looked at as are needed, when many of them are worth keeping
+
+
+class SpanKVCacheManager(KVCacheManager):
+    """Counts what is cached of a span request; vLLM takes it for a block's place in the prompt that computed it."""
+
+    def estimate_cached_tokens(self, request: "Request") -> int:
+        if known_state(request) is None:
+            return super().estimate_cached_tokens(request)
+        manager = self.coordinator.single_type_managers[0]
+        return manager.num_cached_block.get(request.request_id, 0) * manager.block_size
 
 
 class Residency:
@@ -22,14 +39,19 @@ class Residency:
     def leading(self, hashes: Sequence[bytes]) -> int:
         """Leading blocks of a span that can be hit now; asked for every span of every request, hence not ``has``."""
         cached = self._cached()
-        for i, block_hash in enumerate(hashes):
-            if block_hash + _GROUP not in cached:
-                return i
-        return len(hashes)
+        there = [*map(cached.__contains__, [h + _GROUP for h in hashes])]
+        return len(hashes) if all(there) else there.index(False)
 
-    def _cached(self) -> Container[bytes]:
+    def blocks(self, hashes: Sequence[bytes]) -> list[KVCacheBlock]:
+        """The leading blocks themselves: what vLLM's own look-up finds, in a fraction of its time."""
+        found = [*map(self._cached().get, [h + _GROUP for h in hashes])]
+        if not all(found):
+            del found[[block is None for block in found].index(True) :]
+        return [b if isinstance(b, KVCacheBlock) else next(iter(b.values())) for b in found if b]
+
+    def _cached(self) -> Mapping[bytes, KVCacheBlock | dict[int, KVCacheBlock]]:
         # BlockPool.get_cached_block builds a list per question, which costs more than the look-up itself.
-        return self._pool.cached_block_hash_to_block._cache  # pyright: ignore[reportPrivateUsage]
+        return self._pool.cached_block_hash_to_block._cache  # pyright: ignore[reportPrivateUsage, reportReturnType]
 
     def spare(self, wanted: Container[bytes], blocks: int) -> None:
         """Let the next ``blocks`` evictions pass over cached blocks that waiting requests want.

@@ -15,12 +15,12 @@ arranged anew at its next try. But what waiting requests want is evicted last.
 """
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -31,9 +31,10 @@ from minipic_server.config import SpanConfig
 from minipic_server.hashing import SpanHasher
 from minipic_server.pins import Pins, pin_limit
 from minipic_server.refusals import check_config
-from minipic_server.residency import Residency
+from minipic_server.residency import Residency, SpanKVCacheManager
 from minipic_server.state import SpanState, known_state
-from minipic_server.status import KEY_DIGITS, SpanHistory
+from minipic_server.status import KEY_DIGITS, Arrival, SpanHistory
+from minipic_server.wanted import Wanted
 
 REARRANGED = "minipic_rearranged"  # on the scheduler's output: metadata of resumed requests, for model runner V1
 # A span computed although it was resident or in flight: by mistake (issue 4 wants 0 of those); because its request had
@@ -58,6 +59,8 @@ class _SpanScheduling(Scheduler):
         check_config(self.vllm_config)
         self.span_config = config
         self.span_hasher = SpanHasher(config, get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo), None)
+        # The base class names its manager's class itself; ours only overrides a method.
+        self.kv_cache_manager.__class__ = SpanKVCacheManager
         self.residency = Residency(self.kv_cache_manager.block_pool, self._block_bytes())
         longest = -(-self.vllm_config.model_config.max_model_len // self.block_size)
         pool = self.kv_cache_manager.block_pool
@@ -68,8 +71,8 @@ class _SpanScheduling(Scheduler):
         self.span_counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
         self.hit_shares = [0] * (HIT_SHARE_STEPS + 1)  # requests by the share of their spans that were hits
         self._filling: dict[bytes, tuple[Request, list[bytes]]] = {}  # key -> who is amid computing it, its blocks
-        self._wanted: Counter[bytes] = Counter()  # blocks of the spans of all unfinished requests
-        self._span_requests = 0  # unfinished
+        self._wanted = Wanted()
+        self._arrivals: list[tuple[str, SpanState, Arrival]] = []  # whose statuses are decided, but not written down
         self._asked: tuple[Request, SpanState, list[str], int] | None = None  # looked up last, see _admitted
 
     def _block_bytes(self) -> int:
@@ -84,11 +87,23 @@ class _SpanScheduling(Scheduler):
         if state is not None:
             unsalted = partial(self.span_hasher.unsalted_key, request, state.meta.anchor)
             wanted = self._wanted.__contains__
-            state.statuses = self.history.describe(request, state, self.residency.leading, wanted, unsalted)
-            self._wanted.update(state.blocks)
-            self._span_requests += 1
+            arrival = self.history.arrive(request, state, self.residency.leading, wanted, unsalted)
+            self._arrivals.append((request.request_id, state, arrival))
+            self._wanted.add(request.request_id, state.chains)
+
+    def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:
+        """Asked between the launch of a step and the wait for it: time for what nobody waits for."""
+        self._settle()
+        return super().get_grammar_bitmask(*args, **kwargs)
+
+    def _settle(self) -> None:
+        """Write down the statuses of requests that have come."""
+        self.history.remember()
+        arrivals, self._arrivals = self._arrivals, []
+        for request_id, state, arrival in arrivals:
+            state.statuses = arrival.statuses()
             self._count(state)
-            self._log(request.request_id, state)
+            self._log(request_id, state)
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         if not super()._handle_blocked_waiting_request(request):
@@ -109,14 +124,26 @@ class _SpanScheduling(Scheduler):
             return super()._get_local_prefix_cache_hit(request)
         # Without a look-up nothing is hit, and a span can't be computed before the anchor it sees.
         reads = self.kv_cache_manager.prefix_cache_lookup_enabled(request)
-        if reads and not (state.arranged and self.connector):
-            # An offloading connector keeps the keys it saw first, in that order.
-            evicted = self.history.evicted(state) if self.connector else ()
-            self.span_counts["arranged"] += arrange(request, state, self.residency.leading, evicted)
-            state.arranged = True
-        hit = super()._get_local_prefix_cache_hit(request)
-        self._asked = (request, state, self._recomputed(state, hit[1], reads), hit[1])
-        return hit
+        blocks: list[KVCacheBlock] = []
+        if reads:
+            blocks = self.residency.blocks(request.block_hashes)
+            if self._arrange(request, state, len(blocks)):
+                self.span_counts["arranged"] += 1
+                blocks = self.residency.blocks(request.block_hashes)
+            del blocks[(request.num_tokens - 1) // self.block_size :]  # the last token gives the logits
+        hit = len(blocks) * self.block_size
+        self._asked = (request, state, self._recomputed(state, hit, reads), hit)
+        return self.kv_cache_manager.create_kv_cache_blocks((blocks,)), hit, 0, False
+
+    def _arrange(self, request: Request, state: SpanState, have: int) -> bool:
+        """Whether anything moved; ``have``: leading blocks of the prompt that are there."""
+        if self.connector is None:
+            return arrange(request, state, have, self.residency.leading)
+        if state.arranged:
+            return False  # an offloading connector keeps the keys that it saw first, in their order
+        self._settle()
+        state.arranged = True
+        return arrange(request, state, have, self.residency.leading, self.history.evicted(state))
 
     def _recomputed(self, state: SpanState, hit: int, reads: bool) -> list[str]:
         """What would be computed although it is there or on its way, if this request were scheduled now."""
@@ -191,33 +218,21 @@ class _SpanScheduling(Scheduler):
         kv_transfer, ec_transfer = super()._free_request(request, *args, **kwargs)
         state = known_state(request)
         if state is not None:
+            self._settle()
             kv_transfer = {**(kv_transfer or {}), "minipic": {"spans": state.statuses}}
-            self._span_requests -= 1
-            if self._span_requests:
-                self._want_less(state.blocks)
-            else:
-                self._wanted.clear()
+            self._wanted.remove(request.request_id)
         return kv_transfer, ec_transfer
 
-    def _want_less(self, blocks: list[bytes]) -> None:
-        wanted = self._wanted
-        for block in blocks:
-            left = wanted[block] - 1
-            if left:
-                wanted[block] = left
-            else:
-                del wanted[block]
-
     def _count(self, state: SpanState) -> None:
-        tokens = [s.num_visible for s, _ in state.span_hashes()]
-        hits = [s["status"] == "hit" for s in state.statuses]
+        spans = [cast("int", status["tokens"]) for status in state.statuses]
+        hits = [n for n, status in zip(spans, state.statuses, strict=True) if status["reason"] is None]
         counts = self.span_counts
-        counts["queries"] += len(hits)
-        counts["hits"] += sum(hits)
-        counts["query_tokens"] += sum(tokens)
-        counts["hit_tokens"] += sum(n for n, hit in zip(tokens, hits, strict=True) if hit)
-        if hits:
-            self.hit_shares[HIT_SHARE_STEPS * sum(hits) // len(hits)] += 1
+        counts["queries"] += len(spans)
+        counts["hits"] += len(hits)
+        counts["query_tokens"] += sum(spans)
+        counts["hit_tokens"] += sum(hits)
+        if spans:
+            self.hit_shares[HIT_SHARE_STEPS * len(hits) // len(spans)] += 1
 
     def _log(self, request_id: str, state: SpanState) -> None:
         self.span_log[_SHOWN_ID.sub("", request_id)] = state.statuses
@@ -232,6 +247,7 @@ class _SpanScheduling(Scheduler):
 
     def minipic(self, operation: str, payload: Any) -> Any:
         """Answer a question of the HTTP routes; reached through ``EngineCore.minipic``."""
+        self._settle()
         self.pins.expire()  # an engine without requests does not schedule; the metrics ask every second
         if operation == "lookup":
             return [self._lookup(*self._chain(**span)) for span in payload]

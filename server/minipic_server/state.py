@@ -1,16 +1,19 @@
 """A span request inside the engine core: its metadata, layout and hashes, kept on vLLM's own ``Request``."""
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from minipic_sdk.layout import Layout, Segment
+from minipic_sdk.layout import Cut, Layout, Segment
 from minipic_sdk.protocol import XARGS_KEY, RequestMeta
 from minipic_server.config import SpanConfig
+from minipic_server.cut import pack
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
+CHECKED_KEY = "minipic_checked"  # of the extra arguments: the front end's packed ids and cut of the prompt
 _ATTRIBUTE = "_minipic_state"
 _LAYOUT = "_minipic_layout"  # on the sampling parameters, for a worker in the same process
 
@@ -21,33 +24,34 @@ class SpanState:
 
     meta: RequestMeta
     layout: Layout
+    packed: bytes | None = None  # its prompt's ids (cut.pack), until they are hashed
     hashes: list[bytes] = field(default_factory=list[bytes])  # of the prompt's full blocks, in physical order
+    chains: list[list[bytes]] = field(default_factory=list[list[bytes]])  # the same of each span; not to change
     statuses: list[dict[str, object]] = field(default_factory=list[dict[str, object]])  # one per span, see status.py
-    arranged: bool = False  # arrange.py had its say, whether or not anything moved
+    arranged: bool = False  # once and for all, for the sake of a KV connector
     waited: int = 0  # steps it was held back for a span that another request is computing
     _keys: tuple[bytes, ...] | None = None  # the same in every arrangement
-    _spans: tuple[Layout, list[bytes], list[tuple[Segment, list[bytes]]]] | None = None  # see span_hashes
 
     @property
     def keys(self) -> tuple[bytes, ...]:
         """Content keys of its spans: the hash of each one's last block."""
         if self._keys is None:
-            self._keys = tuple(hashes[-1] for _, hashes in self.span_hashes() if hashes)
+            self._keys = tuple([hashes[-1] for hashes in self.chains if hashes])
         return self._keys
 
     @property
     def blocks(self) -> list[bytes]:
         """Hashes of all blocks of its spans; the same ones in every arrangement."""
-        return [block for _, hashes in self.span_hashes() for block in hashes]
+        return [*chain.from_iterable(self.chains)]
+
+    @property
+    def spans(self) -> list[Segment]:
+        """Every span segment, in physical order."""
+        return [s for s in self.layout.segments if s.kind == "span"]
 
     def span_hashes(self) -> list[tuple[Segment, list[bytes]]]:
         """Every span segment with the hashes of its blocks, in physical order."""
-        layout, hashes, size = self.layout, self.hashes, self.layout.block_size
-        known = self._spans
-        if known is None or known[0] is not layout or known[1] is not hashes:
-            spans = [(s, hashes[s.start // size : s.stop // size]) for s in layout.segments if s.kind == "span"]
-            self._spans = known = layout, hashes, spans
-        return known[2]
+        return [*zip(self.spans, self.chains, strict=True)]
 
 
 def opted_in(params: "SamplingParams | None") -> str | None:
@@ -65,14 +69,21 @@ def span_state(request: "Request", config: SpanConfig) -> SpanState | None:
         if text is not None and request.prompt_token_ids is not None:
             meta = RequestMeta.from_json(text)
             # The front end has checked every request (validation.py).
+            packed, cut = _taken(request.sampling_params, CHECKED_KEY) or (pack(request.prompt_token_ids), None)
+            cut = cut and Cut(*cut)  # a list, if it came from another process
             layout = meta.parse(
-                request.prompt_token_ids, control=config.control, block_size=config.block_size, checked=True
+                request.prompt_token_ids, control=config.control, block_size=config.block_size, checked=True, cut=cut
             )
             # Without control tokens the prompt is plain: stock hashing and attention serve it.
-            state = SpanState(meta, layout) if layout.has_control else None
+            state = SpanState(meta, layout, packed) if layout.has_control else None
             pass_layout(request.sampling_params, layout)
         setattr(request, _ATTRIBUTE, state)
     return state
+
+
+def _taken(params: "SamplingParams | None", key: str) -> Any:
+    """An extra argument that workers and logs should not see."""
+    return params.extra_args.pop(key, None) if params is not None and params.extra_args else None
 
 
 def pass_layout(params: "SamplingParams | None", layout: Layout) -> None:

@@ -1,14 +1,17 @@
 """Why a span was a hit or had to be computed: what a response tells the user about every span.
 
-Decided when the request arrives, before any of its spans is filled. Names and keys are remembered per salt, so that a
-status never tells one tenant what another one has cached (I5).
+Decided when the request arrives, before any of its spans is filled, and written down when there is time. Names and keys
+are remembered per salt, so that a status never tells one tenant what another one has cached (I5).
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, TypeVar
 
-from minipic_sdk.layout import Segment
+from minipic_sdk.layout import Layout, Segment
+from minipic_sdk.protocol import RequestMeta
 from minipic_server.state import SpanState
 
 if TYPE_CHECKING:
@@ -25,24 +28,77 @@ NAME_CHARS = 256  # of a span's name that are kept
 REMEMBERED = 1 << 16  # spans and names; the oldest are forgotten
 
 
+@dataclass(slots=True)
+class Arrival:
+    """A request as it came, with what was decided about its spans."""
+
+    meta: RequestMeta
+    layout: Layout
+    chains: Sequence[Sequence[bytes]]  # hashes of each span's blocks
+    salt: str | None
+    reasons: list[str | None]  # why each span must be computed; None: a hit
+
+    @property
+    def scopes(self) -> list[str | None]:
+        """Salt of each span; ``None`` for public ones."""
+        public = frozenset(self.meta.public)
+        return [None if i in public else self.salt for i in range(len(self.chains))]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the spans; those without one are numbered."""
+        if self.meta.names:
+            return [name[:NAME_CHARS] for name in self.meta.names]
+        return [f"span {i}" for i in range(len(self.chains))]
+
+    @property
+    def texts(self) -> list[_Name]:
+        """Under which each span's latest version is remembered."""
+        anchor = self.meta.anchor
+        return [(scope, anchor, name) for scope, name in zip(self.scopes, self.names, strict=True)]
+
+    @property
+    def keys(self) -> list[bytes]:
+        """Of the spans; empty for those shorter than a block."""
+        return [hashes[-1] if hashes else b"" for hashes in self.chains]
+
+    def statuses(self) -> list[dict[str, object]]:
+        """One per span in physical order: name, key, status, reason, tokens, blocks."""
+        spans = [s for s in self.layout.segments if s.kind == "span"]
+        return [
+            {
+                "name": name,
+                "key": key.hex()[:KEY_DIGITS],
+                "status": "computed" if reason else "hit",
+                "reason": reason,
+                "tokens": span.visible_stop - span.visible_start,
+                "blocks": len(hashes),
+            }
+            for name, key, reason, span, hashes in zip(
+                self.names, self.keys, self.reasons, spans, self.chains, strict=True
+            )
+        ]
+
+
 class SpanHistory:
     """What this engine has seen, bounded."""
 
     def __init__(self, limit: int = REMEMBERED) -> None:
         self._limit = limit
+        self._new: list[Arrival] = []  # to be remembered
         self._keys: OrderedDict[tuple[str | None, bytes], None] = OrderedDict()
         # By anchor too: the same text behind another one is another span, but not another text.
         self._names: OrderedDict[_Name, bytes] = OrderedDict()
 
-    def describe(
+    def arrive(
         self,
         request: "Request",
         state: SpanState,
         resident: Callable[[list[bytes]], int],
         awaited: Callable[[bytes], bool],
         unsalted: Callable[[Segment], bytes],
-    ) -> list[dict[str, object]]:
-        """One status per span in physical order: name, key, status, reason, tokens, blocks; then remembers them.
+    ) -> Arrival:
+        """Decide the status of every span of a request.
 
         Args:
             request: as it arrived.
@@ -51,33 +107,30 @@ class SpanHistory:
             awaited: whether an unfinished request before this one has the span too, and so computes it.
             unsalted: key that a span would have if it were public.
         """
-        public = frozenset(state.meta.public)
-        out: list[dict[str, object]] = []
-        seen: list[tuple[str | None, _Name | None, bytes]] = []
-        for ordinal, (segment, hashes) in enumerate(state.span_hashes()):
-            scope = None if ordinal in public else request.cache_salt
-            name = state.meta.names[ordinal][:NAME_CHARS] if state.meta.names else f"span {ordinal}"
-            key = hashes[-1] if hashes else b""
-            have = resident(hashes)
-            hit = bool(hashes) and have == len(hashes)
-            named = (scope, state.meta.anchor, name)
-            reason = None if hit else self._reason(named, key, have, awaited)
-            if reason == FIRST and scope is not None and (None, unsalted(segment)) in self._keys:
-                reason = "salt differs"
-            out.append(
-                {
-                    "name": name,
-                    "key": key.hex()[:KEY_DIGITS],
-                    "status": "hit" if hit else "computed",
-                    "reason": reason,
-                    "tokens": segment.num_visible,
-                    "blocks": len(hashes),
-                }
-            )
-            seen.append((scope, named if state.meta.names else None, key))
-        for entry in seen:  # only now: a span that stands twice in a new prompt is first seen, not evicted
-            self._remember(*entry)
-        return out
+        chains, blocks = state.chains, state.blocks
+        arrival = Arrival(state.meta, state.layout, chains, request.cache_salt, [None] * len(chains))
+        if resident(blocks) < len(blocks) or not all(chains):
+            self.remember()
+            for i, (span, scope, text, key) in enumerate(
+                zip(state.spans, arrival.scopes, arrival.texts, arrival.keys, strict=True)
+            ):
+                have = resident(chains[i])
+                if key and have == len(chains[i]):
+                    continue
+                reason = self._reason(text, key, have, awaited)
+                if reason == FIRST and scope is not None and (None, unsalted(span)) in self._keys:
+                    reason = "salt differs"
+                arrival.reasons[i] = reason
+        self._new.append(arrival)  # a span that stands twice in a new prompt is first seen, not evicted
+        return arrival
+
+    def remember(self) -> None:
+        """Catch up with the latest arrivals; whatever looks at what is remembered does it first."""
+        for arrival in self._new:
+            _put(self._keys, zip(arrival.scopes, arrival.keys, strict=True), repeat(None), self._limit)
+            if arrival.meta.names:
+                _put(self._names, arrival.texts, arrival.keys, self._limit)
+        self._new.clear()
 
     @staticmethod
     def evicted(state: SpanState) -> frozenset[bytes]:
@@ -105,14 +158,10 @@ class SpanHistory:
             return f"text changed: another version of {named[2]!r} was seen"
         return FIRST
 
-    def _remember(self, scope: str | None, named: _Name | None, key: bytes) -> None:
-        _put(self._keys, (scope, key), None, self._limit)
-        if named is not None:
-            _put(self._names, named, key, self._limit)
 
-
-def _put(table: "OrderedDict[_K, _V]", key: _K, value: _V, limit: int) -> None:
-    table[key] = value
-    table.move_to_end(key)
-    if len(table) > limit:
+def _put(table: "OrderedDict[_K, _V]", keys: Iterable[_K], values: Iterable[_V], limit: int) -> None:
+    for key, value in zip(keys, values, strict=False):
+        table[key] = value
+        table.move_to_end(key)
+    while len(table) > limit:
         table.popitem(last=False)

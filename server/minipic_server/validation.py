@@ -12,7 +12,8 @@ from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from minipic_sdk.errors import LayoutError
 from minipic_sdk.protocol import XARGS_KEY, RequestMeta
 from minipic_server.config import SpanConfig
-from minipic_server.state import opted_in
+from minipic_server.cut import find_cut, pack
+from minipic_server.state import CHECKED_KEY, opted_in
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -36,7 +37,7 @@ class InvalidSpanRequest(VLLMClientError, ValueError):
 def check_request(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any) -> None:
     """Validate a processed request that opted in; plain requests return at once.
 
-    Also masks the control tokens from sampling in the request's own copy of its parameters.
+    Also masks the control tokens from sampling in the request's own copy of its parameters, and packs the ids there.
 
     Raises:
         InvalidSpanRequest: with the index and the rule.
@@ -75,9 +76,13 @@ def _check(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any,
         )
     if meta.head_at:
         raise LayoutError(None, "head_at is set by the engine only")
-    layout = meta.parse(request.prompt_token_ids, control=config.control, block_size=config.block_size)
+    ids, size = request.prompt_token_ids, config.block_size
+    packed = pack(ids)
+    cut = find_cut(packed, config.control, size)
+    layout = meta.parse(ids, control=config.control, block_size=size, cut=cut)
     limit = vllm_config.model_config.max_model_len
-    if any(s.logical_stop > limit for s in layout.segments):
+    placed = layout.segments if meta.placements else layout.segments[-1:]  # else the last one reaches furthest
+    if any(s.logical_stop > limit for s in placed):
         raise LayoutError(None, f"a logical position reaches beyond max_model_len={limit}")
     tail = layout.segments[-1]
     if tail.logical_stop > layout.num_tokens and tail.logical_stop + (params.max_tokens or 0) > limit:
@@ -90,6 +95,8 @@ def _check(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any,
     params.logit_bias = {**(params.logit_bias or {}), **dict.fromkeys(config.control, float("-inf"))}
     if len(params.logit_bias) > _MAX_BIASES:
         raise ValueError(f"logit_bias of a span request has room for {_MAX_BIASES - len(config.control)} tokens")
+    # Always ours, whatever a client sends under this name: packing takes milliseconds, handing bytes over does not.
+    params.extra_args = {**(params.extra_args or {}), CHECKED_KEY: (packed, cut)}
 
 
 _WITHOUT_SPANS = ("echo", "suffix", "use_beam_search")  # hand physical prompts back, or leave the opt-in behind

@@ -112,3 +112,11 @@ def test_a_stale_fingerprint_says_what_to_do(engine):
     with pytest.raises(ValueError, match=r"yesterday.*today.*compose again"):
         it.ask(GOOD, meta=meta(fingerprint="yesterday"))
     it.ask(GOOD)
+
+
+def test_what_was_checked_is_for_the_front_end_to_say(engine, reference):
+    it = engine()
+    forged = {"minipic": GOOD.meta(), "minipic_checked": (bytes(8 * len(IDS)), ([0], [5]))}
+    assert_exact(it.ask(GOOD, params={"extra_args": forged}), reference(), GOOD)
+    assert forged.keys() == {"minipic", "minipic_checked"}, "the caller's own parameters are left alone"
+    assert "minipic_checked" not in it.seen.sampling_params.extra_args, "workers don't need them"

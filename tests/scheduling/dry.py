@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from minipic_sdk.layout import ControlTokens, Layout
 from minipic_sdk.protocol import XARGS_KEY, RequestMeta
@@ -212,6 +213,14 @@ class Dry:
             return cache(**kwargs)
 
         self.pool.cache_full_blocks = watched
+        look_up, stock = self.scheduler._get_local_prefix_cache_hit, Scheduler._get_local_prefix_cache_hit
+
+        def compared(request: Any) -> Any:
+            found = look_up(request)
+            assert found == stock(self.scheduler, request), "vLLM's own look-up finds something else"
+            return found
+
+        self.scheduler._get_local_prefix_cache_hit = compared
 
     def _again(self, request: Any, blocks: list[Any], done: int, full: int) -> int:
         """Spans that end in blocks [done, full) of a request and are there without what it computed."""

@@ -83,6 +83,14 @@ def test_lookup_happens_when_a_request_is_about_to_be_scheduled() -> None:
     assert text.index("_handle_blocked_waiting_request(") < text.index("_get_local_prefix_cache_hit(")
 
 
+def test_the_grammar_is_asked_for_while_the_model_runs() -> None:
+    from vllm.v1.engine.core import EngineCore
+
+    text = _source(EngineCore.step)
+    assert text.index("execute_model(") < text.index("scheduler.get_grammar_bitmask(") < text.index("future.result()")
+    assert "self.scheduler.get_grammar_bitmask(" in _source(EngineCore.step_with_batch_queue)
+
+
 def test_finished_requests_carry_transfer_parameters_to_the_response() -> None:
     from vllm.entrypoints.openai.completion.protocol import CompletionResponse
     from vllm.v1.engine import EngineCoreOutput

@@ -39,28 +39,25 @@ class RequestRuns:
     @classmethod
     def of(cls, layout: Layout) -> "RequestRuns":
         """What ``plan.RequestPlan.from_layout`` says, without an object per segment and run."""
-        segments, nothing = layout.segments, np.empty((0, 3), dtype=np.int32)
+        kinds, _, _, firsts, lasts, logicals, hiddens = zip(*layout.segments, strict=True)
+        stored = [layout.anchor if kind == "span" else at for kind, at in zip(kinds, logicals, strict=True)]
+        columns = np.array((firsts, lasts, logicals, hiddens, stored), dtype=np.int64)
+        first, stop, logical, hidden, canonical = columns
+        shown, before = first + hidden, logical + hidden
+        runs = np.array((shown, stop - shown, logical - canonical), dtype=np.int32).T
+        nothing = runs[:0]
         anchor = np.array([[layout.head_at, layout.anchor, 0]], dtype=np.int32) if layout.anchor else nothing
-        contexts: list[np.ndarray] = []
-        for i, s in enumerate(segments):
-            if s.kind != "dependent":
-                contexts.append(anchor if s.kind == "span" else nothing)
-                continue
-            runs = [
-                (at := t.visible_start + t.hidden, t.visible_stop - at, t.logical - layout.canonical(t))
-                for t in layout.context(i)
-            ]
-            contexts.append(np.array(runs, dtype=np.int32).reshape(-1, 3))
-        stops = [s.visible_stop for s in segments]
+        contexts = [anchor if kind == "span" else nothing for kind in kinds]
+        keys = [layout.anchor if kind == "span" else 0 for kind in kinds]
+        for i, kind in enumerate(kinds):
+            if kind == "dependent":  # what Layout.context says
+                sees = (runs[:, 1] > 0) & (before < logical[i])
+                sees[i] = False
+                contexts[i] = context = np.ascontiguousarray(runs[sees])
+                keys[i] = int(context[:, 1].sum())
         if layout.generates:
-            stops[-1] = FAR
-        return cls(
-            np.array([s.visible_start for s in segments], dtype=np.int64),
-            np.array(stops, dtype=np.int64),
-            np.array([layout.canonical(s) for s in segments], dtype=np.int64),
-            contexts,
-            [layout.anchor if c is anchor else int(c[:, 1].sum()) for c in contexts],
-        )
+            stop[-1] = FAR
+        return cls(first, stop, canonical, contexts, keys)
 
     @classmethod
     def plain(cls) -> "RequestRuns":
