@@ -383,11 +383,16 @@ def test_a_corrupt_manifest_is_one_line(run, serve, docs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
-    [("UPDATE contents SET ids = x'01'", "is corrupt"), ("PRAGMA user_version = 1", "is of version 1")],
+    ("change", "says", "remedy"),
+    [
+        ("UPDATE spans SET ids = x'01'", "is corrupt", "delete it"),
+        ("PRAGMA user_version = 99", "is of version 99", "update MiniPIC"),
+    ],
     ids=["ids", "version"],
 )
-def test_a_manifest_that_is_not_as_it_was_left(run, serve, docs: Path, old, change: str, says: str) -> None:
+def test_a_manifest_that_is_not_as_it_was_left(
+    run, serve, docs: Path, old, change: str, says: str, remedy: str
+) -> None:
     serve(FakeServer())
     old(docs)
     _warm(run, docs)
@@ -396,7 +401,24 @@ def test_a_manifest_that_is_not_as_it_was_left(run, serve, docs: Path, old, chan
     done = run("warm", docs)
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert says in done.err
-    assert "delete it" in done.err
+    assert remedy in done.err
+
+
+def test_a_manifest_of_an_older_minipic_is_begun_afresh_by_warm_alone(run, serve, docs: Path, old) -> None:
+    serve(FakeServer())
+    old(docs)
+    _warm(run, docs)
+    with sqlite3.connect(os.environ["MINIPIC_MANIFEST"]) as db:
+        db.executescript("DROP TABLE spans; CREATE TABLE contents(key BLOB PRIMARY KEY) WITHOUT ROWID")
+        db.execute("PRAGMA user_version = 2")
+    listed = run("corpus", "ls")
+    assert (listed.code, listed.err.count("\n")) == (1, 1)
+    assert "`minipic warm PATH...` makes it anew" in listed.err
+    done = run("warm", docs, "--json")
+    assert (done.code, json.loads(done.out)["new"]) == (0, 2)
+    assert done.err.count("begun afresh") == 1
+    again = run("warm", docs, "--json")
+    assert (json.loads(again.out)["unchanged"], "afresh" in again.err) == (2, False)
 
 
 def test_a_database_of_something_else_is_left_alone(run, serve, docs: Path) -> None:
@@ -495,7 +517,7 @@ def test_show_ls_and_rm(run, serve, docs: Path) -> None:
     assert "1 documents" in run("corpus", "ls").out
     assert run("corpus", "rm", "--all").code == 0
     with sqlite3.connect(os.environ["MINIPIC_MANIFEST"]) as db:
-        for table in ("documents", "spans", "contents", "files"):
+        for table in ("documents", "spans", "files"):
             assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
 
 

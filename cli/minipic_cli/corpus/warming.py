@@ -110,7 +110,7 @@ class Warmer:
         for attempt in (1, 2):
             try:
                 found = texts(source, self._encoding)
-                for text in self._ahead(found) if source.format == "jsonl" else found:
+                for text in self._ahead(source, found) if source.format == "jsonl" else found:
                     if source.format == "jsonl":
                         self._manifest.hold()
                     if isinstance(text, Bad):
@@ -127,7 +127,7 @@ class Warmer:
             gone = self._manifest.finish_file(self._target, source.key, stat, self._chunk_tokens, since)
             self.totals.vanished += gone
 
-    def _ahead(self, found: Iterator[Text | Bad]) -> Iterator[Text | Bad]:
+    def _ahead(self, source: Source, found: Iterator[Text | Bad]) -> Iterator[Text | Bad]:
         """The same, read some ahead so that the texts of new documents are tokenised together."""
         some: list[Text | Bad] = []
         size = 0
@@ -137,19 +137,19 @@ class Warmer:
                 if isinstance(text, Text):
                     size += sum(map(len, text.pieces))
                 if len(some) == AHEAD or size > WINDOW:
-                    self._prepare(some)
+                    self._prepare(source, some)
                     yield from some
                     some, size = [], 0
         except ReadError:
             yield from some  # what came before it is as good as ever
             raise
-        self._prepare(some)
+        self._prepare(source, some)
         yield from some
 
-    def _prepare(self, some: Sequence[Text | Bad]) -> None:
+    def _prepare(self, source: Source, some: Sequence[Text | Bad]) -> None:
         self._manifest.release()  # nobody else should wait for the tokenizer
         read = [text for text in some if isinstance(text, Text)]
-        known = self._manifest.known(self._target, [text.key for text in read])
+        known = self._manifest.known(self._target, source.key, [text.key for text in read])
         new = [text for text in read if text.key not in known]
         self._new_keys = {text.key for text in new}
         self._chunker.prepare(("".join(text.pieces), text.title) for text in new)
@@ -158,11 +158,11 @@ class Warmer:
         if text.remark is not None:
             note(text.remark)
         key = text.key
-        known = None if key in self._new_keys else self._manifest.document(self._target, key)
+        known = None if key in self._new_keys else self._manifest.document(self._target, source.key, key)
         self._new_keys.discard(key)
         if known is not None and known.seen_at >= self._since and text.number is not None:
             key = f"{key} (line {text.number})"  # two lines of the same name
-            known = self._manifest.document(self._target, key)
+            known = self._manifest.document(self._target, source.key, key)
         digest = hashlib.sha256(f"{text.title or ''}\0{text.public}\0".encode())
         pieces = self._watched(text.pieces, digest)
         if whole or text.number is not None:
@@ -186,8 +186,8 @@ class Warmer:
             if document is None:
                 document = self._manifest.begin(
                     self._target,
-                    key,
                     source.key,
+                    key,
                     text.name,
                     held,
                     content,
@@ -225,6 +225,8 @@ class Warmer:
         return key, SpanQuery(ids, name=f"{name}#{ordinal + 1}" if ordinal else name, public=public)
 
     def _queue(self, row: Row, key: bytes, query: SpanQuery) -> None:
+        if len(self._batch) >= BATCH_SPANS or self._batch_tokens >= BATCH_TOKENS:
+            self._flush()  # only now: the last document of a batch is complete by now, and settled with the others
         ids = query.token_ids or ()
         blocks = -(-(len(ids) + 1) // self._profile.block_size)
         row.chunks += 1
@@ -239,8 +241,6 @@ class Warmer:
             return self._answered(row, SpanStatus(query.name or "", "hit", None, len(ids), blocks))
         self._batch.append((row, key, query))
         self._batch_tokens += len(ids)
-        if len(self._batch) >= BATCH_SPANS or self._batch_tokens >= BATCH_TOKENS:
-            self._flush()
         return None
 
     def _flush(self) -> None:
