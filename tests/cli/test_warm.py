@@ -192,7 +192,7 @@ def test_texts_of_new_lines_are_tokenised_together(run, serve, tmp_path: Path, m
 
 
 def test_the_latest_spans_are_remembered(run, serve, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("minipic_cli.corpus.warming._SENT", 64)
+    monkeypatch.setattr("minipic_cli.corpus.sending._SENT", 64)
     server = serve(FakeServer())
     path = tmp_path / "d.jsonl"
     # 64 is sent again soon after, 0 when two times as many as are remembered came in between.

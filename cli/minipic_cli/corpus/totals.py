@@ -23,6 +23,14 @@ class Totals:
     rejected: int = 0
     bytes: int = 0  # read
 
+    def add(self, row: "Row") -> None:
+        """A document is complete."""
+        self.documents += 1
+        setattr(self, row.change, getattr(self, row.change) + 1)
+        self.chunks += row.chunks
+        self.tokens += row.tokens
+        self.blocks += row.blocks
+
     def to_json(self) -> dict[str, int]:
         """By name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
