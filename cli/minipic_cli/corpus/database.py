@@ -5,7 +5,7 @@ Transactions are short and never span a request, so that several `warm` may shar
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 VERSION: Final = 3
 _APPLICATION: Final = 0x4D504943  # "MPIC" in the file's header
 _BUSY_S: Final = 30.0
+_JOINED: Final = nullcontext()
 _SCHEMA: Final = """
 CREATE TABLE targets(id INTEGER PRIMARY KEY, model TEXT, fingerprint TEXT, salt TEXT, UNIQUE(model, fingerprint, salt));
 CREATE TABLE files(id INTEGER PRIMARY KEY, target INTEGER, path TEXT, size INTEGER, mtime_ns INTEGER,
@@ -45,8 +46,6 @@ class Database:
             CLIError: it is something else, or can't be written.
         """
         self.path = path
-        # Ids of files by target and path, looked up in the open transaction: nobody changes them before it ends.
-        self._held: dict[tuple[int, str], int] = {}
         if path is not None and not create and not path.exists():
             raise CLIError(f"there is no manifest {path}: `minipic warm PATH...` makes it")
         try:
@@ -62,8 +61,10 @@ class Database:
     def __enter__(self) -> "Self":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._db.close()
+        if isinstance(error, sqlite3.Error):  # from within a transaction that was joined
+            raise self._error(error) from error
 
     def _prepare(self, *, create: bool) -> None:
         version = self._version()
@@ -98,12 +99,12 @@ class Database:
             raise CLIError(f"{self.path} is an SQLite file of something else: name another with --manifest")
         return 0
 
-    @contextmanager
-    def write(self) -> Iterator[None]:
+    def write(self) -> AbstractContextManager[None]:
         """A transaction, joined if one is open; several writes in one are much faster."""
-        if self._db.in_transaction:
-            yield
-            return
+        return _JOINED if self._db.in_transaction else self._transaction()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
         with self._clear():
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -127,7 +128,6 @@ class Database:
                 self._end("COMMIT")
 
     def _end(self, how: str) -> None:
-        self._held.clear()
         self._db.execute(how)
 
     @contextmanager

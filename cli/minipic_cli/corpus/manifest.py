@@ -7,6 +7,7 @@ import struct
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from minipic_cli.corpus.database import Database
@@ -22,6 +23,7 @@ _ANEW: Final = (
     "UPDATE documents SET name = ?, public = ?, chunk_tokens = ?, seen_at = ?, chunks = ?, tokens = ?, blocks = ?, "
     "content = ?, state = 'read', pinned = 0, reason = NULL, expires_at = NULL"
 )
+_TOGETHER: Final = 256  # spans written at once, at most: memory stays flat
 
 Span = tuple[int, bytes, list[int], int]
 """A chunk of a document: ordinal, key, ids, blocks."""
@@ -29,6 +31,12 @@ Span = tuple[int, bytes, list[int], int]
 
 class Manifest(Database):
     """Documents, their spans, and the files they came from."""
+
+    def __init__(self, path: Path | None, *, create: bool = True) -> None:
+        """Open it, as any ``Database``."""
+        self._files: dict[tuple[int, str], int] = {}  # ids by target and path, valid in the open transaction
+        self._spans: list[tuple[Any, ...]] = []  # rows to write together, in it too
+        super().__init__(path, create=create)
 
     def target(self, model: str, fingerprint: str, salt: str | None) -> int:
         """The id of what spans are computed for."""
@@ -115,6 +123,7 @@ class Manifest(Database):
                 key = "file = ? AND label = ?"
                 self._db.execute(f"{_ANEW} WHERE {key}", (*fresh, file, label))
                 document = self._db.execute(f"SELECT id FROM documents WHERE {key}", (file, label)).fetchone()[0]
+                self._put()
                 self._db.execute("DELETE FROM spans WHERE document = ?", (document,))
             self._insert(document, spans)
             return document
@@ -180,6 +189,7 @@ class Manifest(Database):
 
     def spans(self, document: int) -> Iterator[Span]:
         """Chunks of a document in order."""
+        self._put()
         at = -1
         while True:  # a few at a time: a document may be large, and nobody should wait for an open cursor
             with self._clear():
@@ -215,7 +225,8 @@ class Manifest(Database):
     def remove(self, entry: Entry) -> None:
         """Forget a document."""
         with self.write():
-            self._held.clear()
+            self._put()
+            self._files.clear()
             self._db.execute("DELETE FROM spans WHERE document = ?", (entry.id,))
             found = self._db.execute("SELECT file FROM documents WHERE id = ?", (entry.id,)).fetchall()
             self._db.execute("DELETE FROM documents WHERE id = ?", (entry.id,))
@@ -236,21 +247,33 @@ class Manifest(Database):
         return row[0] or 0, row[1] or 0
 
     def _insert(self, document: int, spans: Sequence[Span]) -> None:
-        self._db.executemany(
-            "INSERT OR REPLACE INTO spans VALUES(?, ?, ?, ?, ?, ?)",
-            [(document, ordinal, key, len(ids), blocks, _packed(ids)) for ordinal, key, ids, blocks in spans],
-        )
+        self._spans += [(document, ordinal, key, len(ids), blocks, _packed(ids)) for ordinal, key, ids, blocks in spans]
+        if len(self._spans) >= _TOGETHER:
+            self._put()
+
+    def _put(self) -> None:
+        if not self._spans:
+            return
+        spans, self._spans = self._spans, []
+        self._db.executemany("INSERT OR REPLACE INTO spans VALUES(?, ?, ?, ?, ?, ?)", spans)
+
+    def _end(self, how: str) -> None:
+        if how == "COMMIT":
+            self._put()
+        self._spans.clear()
+        self._files.clear()
+        super()._end(how)
 
     def _file(self, target: int, path: str) -> int | None:
         key = (target, path)
-        if key in self._held:
-            return self._held[key]
+        if key in self._files:
+            return self._files[key]
         with self._clear():
             found = self._db.execute("SELECT id FROM files WHERE target = ? AND path = ?", key).fetchone()
         if found is None:
             return None
         if self._db.in_transaction:
-            self._held[key] = found[0]
+            self._files[key] = found[0]
         return found[0]
 
     def _in_file(self, file: int | None) -> Iterator[Entry]:
