@@ -448,6 +448,30 @@ def test_a_disk_that_can_t_be_written_is_one_line(run, serve, docs: Path, monkey
     assert run("warm", docs, "--no-manifest").code == 0
 
 
+def test_a_disk_that_fills_up_between_lines_is_one_line(run, serve, tmp_path: Path, monkeypatch) -> None:
+    serve(FakeServer())
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"text": "one"}\n{"text": "two"}\n')
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(Manifest, "_insert", full)
+    done = run("warm", path)
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "the disk is full" in done.err
+
+
+def test_lines_may_begin_with_a_byte_order_mark_and_are_listed_in_their_order(run, serve, tmp_path: Path) -> None:
+    serve(FakeServer())
+    path = tmp_path / "lines.jsonl"
+    lines = [json.dumps({"name": f"p{n}", "text": f"line {n}"}) for n in range(12)]
+    path.write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
+    assert _warm(run, path)["new"] == 12
+    listed = [json.loads(line) for line in run("corpus", "ls", "--json").out.splitlines()]
+    assert [e["source"] for e in listed] == [f"{path}#p{n}" for n in range(12)]
+
+
 def test_two_at_once_on_one_manifest(serve, run, tmp_path: Path) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
