@@ -14,7 +14,7 @@ from minipic_sdk import Document
 
 
 def chosen_documents(
-    docs: Sequence[Path] | None, more: Sequence[Path] | None, format: str | None, encoding: str | None
+    docs: Sequence[str] | None, more: Sequence[str] | None, format: str | None, encoding: str | None
 ) -> list[Document]:
     """Documents of a command's options; raises as ``read_documents``."""
     settings.check_encoding(encoding)
