@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, cast
 
 from minipic_sdk.errors import InputError
@@ -38,13 +39,10 @@ class Document:
         if not isinstance(self.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(f"a document's text must be a str, got {type(self.text).__name__}")
 
-    @property
+    @cached_property
     def content(self) -> str:
         """The text of its span: title line, text without surrounding whitespace, separator; empty if there is none."""
-        title, body = (self.title or "").strip(), self.text.strip()
-        if title:
-            body = f"{title}\n{body}" if body else title
-        return body + SEPARATOR if body else ""
+        return content_of(self.text, self.title)
 
     @classmethod
     def of(cls, value: "str | Document | Mapping[str, Any]") -> "Document":
@@ -63,6 +61,14 @@ class Document:
                 return cls(**value)
             raise InputError(f"a document mapping has the keys {sorted(keys)}, got {sorted(map(str, value))}")
         raise InputError(f"a document is a str, a Document or a mapping, got {type(value).__name__}")
+
+
+def content_of(text: str, title: str | None = None) -> str:
+    """``Document.content`` of a document that isn't made, since there are very many."""
+    title, body = (title or "").strip(), text.strip()
+    if title:
+        body = f"{title}\n{body}" if body else title
+    return body + SEPARATOR if body else ""
 
 
 @dataclass(frozen=True)

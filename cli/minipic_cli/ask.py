@@ -11,7 +11,7 @@ from minipic_cli import options
 from minipic_cli.connection import connected, served_profile
 from minipic_cli.console import err, is_quiet, note, print_json, table
 from minipic_cli.corpus import settings
-from minipic_cli.documents import read_documents
+from minipic_cli.documents import chosen_documents
 from minipic_cli.errors import CLIError, UsageError
 from minipic_sdk import GenerateResult, InputError, MiniPIC, Prompt
 
@@ -42,8 +42,7 @@ def ask(
     The answer goes to stdout while it is generated; what was cached, document by document, to stderr.
     """
     check_question(question)
-    settings.check_encoding(encoding)
-    documents = read_documents([*(docs or ()), *(more or ())], settings.format_of(format), encoding)
+    documents = chosen_documents(docs, more, format, encoding)
     if not documents:
         note("no documents (--docs PATH...): the question is asked alone")
     with connected(base_url, api_key, cache_salt=cache_salt) as client:

@@ -6,10 +6,19 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from minipic_cli.console import note
+from minipic_cli.corpus import settings
 from minipic_cli.corpus.reading import Bad, ReadError, texts
 from minipic_cli.corpus.sources import FORMATS, STDIN, Format, Source, expand, of_stdin, walk
 from minipic_cli.errors import CLIError
 from minipic_sdk import Document
+
+
+def chosen_documents(
+    docs: Sequence[str] | None, more: Sequence[str] | None, format: str | None, encoding: str | None
+) -> list[Document]:
+    """Documents of a command's options; raises as ``read_documents``."""
+    settings.check_encoding(encoding)
+    return read_documents([*(docs or ()), *(more or ())], settings.format_of(format), encoding)
 
 
 def read_documents(

@@ -12,7 +12,7 @@ from minipic_cli.blockmap import block_map
 from minipic_cli.connection import connected, served_profile
 from minipic_cli.console import note, out, print_json, table
 from minipic_cli.corpus import settings
-from minipic_cli.documents import read_documents
+from minipic_cli.documents import chosen_documents
 from minipic_cli.errors import CLIError, UsageError
 from minipic_sdk import APIError, Document, ModelProfile, Prompt, SpanStatus
 
@@ -55,8 +55,7 @@ def inspect(
 
     Without a server the bundled model's profile is used, and what is cached is unknown. Nothing is computed.
     """
-    settings.check_encoding(encoding)
-    documents = read_documents([*(docs or ()), *(more or ())], settings.format_of(format), encoding)
+    documents = chosen_documents(docs, more, format, encoding)
     given: dict[str, Any] = {"docs": documents, "question": question or "?", "system": system, "layout": layout}
     if arguments is not None:
         if docs or more:

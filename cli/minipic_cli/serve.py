@@ -95,7 +95,7 @@ def serve(
             f"serving {served.name} on {where}; ready in minutes on a CPU (--enforce-eager: in one). Then, in another terminal:"
         )
         target = "" if port == DEFAULT_PORT else f"--base-url {where} "
-        note(f'  minipic ask {target}"What is a generator?" --docs README.md')
+        note(f'  minipic ask {target}"What does delivery cost?" --docs docs/')
     if warm:
         local = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         warm_when_up(f"http://{local}:{port}", warm, api_key, quiet=quiet)

@@ -16,9 +16,10 @@ from minipic_cli.corpus.chunking import DEFAULT_TOKENS
 from minipic_cli.corpus.entry import default_path
 from minipic_cli.corpus.manifest import Manifest
 from minipic_cli.corpus.room import Room
+from minipic_cli.corpus.sending import SHOWN, Send
 from minipic_cli.corpus.sources import FORMATS, STDIN, expand, of_stdin, scope, size_of, walk
 from minipic_cli.corpus.totals import Totals
-from minipic_cli.corpus.warming import SHOWN, Send, Warmer
+from minipic_cli.corpus.warming import Warmer
 from minipic_cli.errors import CLIError
 from minipic_sdk import APIConnectionError, MiniPIC, MiniPICError, ModelProfile, NotFoundError
 
@@ -147,12 +148,12 @@ def _report(warmer: Warmer, room: Room, needs: tuple[int, int], *, as_json: bool
     body: dict[str, Any] = totals.to_json()
     body["distinct"] = {"tokens": needs[0], **room.to_json()}
     if as_json:
-        rejected = [{"name": name, "reason": why} for name, why in warmer.rejected]
+        rejected = [{"name": name, "reason": why} for name, why in warmer.outbox.rejected]
         print_json({**body, "dry_run": dry, "failures": warmer.failures, "rejections": rejected})
         return
     columns = ("document", "change", "chunks", "tokens", "blocks", "status", "reason")
     shown = table(*columns, right=("chunks", "tokens", "blocks"))
-    for row in warmer.rows:
+    for row in warmer.outbox.rows:
         numbers = (str(row.chunks), str(row.tokens), str(row.blocks))
         shown.add_row(row.name, row.change, *numbers, row.status, row.reason or "")
     console = out()

@@ -130,7 +130,7 @@ class Slot(Document):
     behind_param: bool = False
     param: Param | None = None
 
-    @property
+    @cached_property
     def content(self) -> str:
         """Its text as it is: whitespace is settled already."""
         return self.text

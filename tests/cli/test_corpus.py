@@ -194,10 +194,10 @@ def test_ids_of_any_size_come_back_from_the_manifest() -> None:
         document = manifest.begin(target, "/d", "/d", "d", first, None, public=False, chunk_tokens=64)
         manifest.add(document, [(1, b"k2", large, 2)], b"digest")
         assert list(manifest.spans(document)) == [(0, b"k1", small, 1), (1, b"k2", large, 2)]
-        known = manifest.document(target, "/d")
+        known = manifest.document(target, "/d", "/d")
         assert known is not None
         assert (known.chunks, known.tokens, known.blocks, known.content) == (2, 6, 3, b"digest")
-        assert manifest.known(target, ["/d", "/e"]) == {"/d"}
+        assert manifest.known(target, "/d", ["/d", "/e"]) == {"/d"}
         again = manifest.begin(target, "/d", "/d", "d", first, b"new", public=True, chunk_tokens=64)
         assert again == document
         assert list(manifest.spans(document)) == first

@@ -192,7 +192,7 @@ def test_texts_of_new_lines_are_tokenised_together(run, serve, tmp_path: Path, m
 
 
 def test_the_latest_spans_are_remembered(run, serve, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("minipic_cli.corpus.warming._SENT", 64)
+    monkeypatch.setattr("minipic_cli.corpus.sending._SENT", 64)
     server = serve(FakeServer())
     path = tmp_path / "d.jsonl"
     # 64 is sent again soon after, 0 when two times as many as are remembered came in between.
@@ -383,11 +383,16 @@ def test_a_corrupt_manifest_is_one_line(run, serve, docs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
-    [("UPDATE contents SET ids = x'01'", "is corrupt"), ("PRAGMA user_version = 1", "is of version 1")],
+    ("change", "says", "remedy"),
+    [
+        ("UPDATE spans SET ids = x'01'", "is corrupt", "delete it"),
+        ("PRAGMA user_version = 99", "is of version 99", "update MiniPIC"),
+    ],
     ids=["ids", "version"],
 )
-def test_a_manifest_that_is_not_as_it_was_left(run, serve, docs: Path, old, change: str, says: str) -> None:
+def test_a_manifest_that_is_not_as_it_was_left(
+    run, serve, docs: Path, old, change: str, says: str, remedy: str
+) -> None:
     serve(FakeServer())
     old(docs)
     _warm(run, docs)
@@ -396,7 +401,24 @@ def test_a_manifest_that_is_not_as_it_was_left(run, serve, docs: Path, old, chan
     done = run("warm", docs)
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert says in done.err
-    assert "delete it" in done.err
+    assert remedy in done.err
+
+
+def test_a_manifest_of_an_older_minipic_is_begun_afresh_by_warm_alone(run, serve, docs: Path, old) -> None:
+    serve(FakeServer())
+    old(docs)
+    _warm(run, docs)
+    with sqlite3.connect(os.environ["MINIPIC_MANIFEST"]) as db:
+        db.executescript("DROP TABLE spans; CREATE TABLE contents(key BLOB PRIMARY KEY) WITHOUT ROWID")
+        db.execute("PRAGMA user_version = 2")
+    listed = run("corpus", "ls")
+    assert (listed.code, listed.err.count("\n")) == (1, 1)
+    assert "`minipic warm PATH...` makes it anew" in listed.err
+    done = run("warm", docs, "--json")
+    assert (done.code, json.loads(done.out)["new"]) == (0, 2)
+    assert done.err.count("begun afresh") == 1
+    again = run("warm", docs, "--json")
+    assert (json.loads(again.out)["unchanged"], "afresh" in again.err) == (2, False)
 
 
 def test_a_database_of_something_else_is_left_alone(run, serve, docs: Path) -> None:
@@ -424,6 +446,30 @@ def test_a_disk_that_can_t_be_written_is_one_line(run, serve, docs: Path, monkey
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert "--no-manifest" in done.err
     assert run("warm", docs, "--no-manifest").code == 0
+
+
+def test_a_disk_that_fills_up_between_lines_is_one_line(run, serve, tmp_path: Path, monkeypatch) -> None:
+    serve(FakeServer())
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"text": "one"}\n{"text": "two"}\n')
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(Manifest, "_insert", full)
+    done = run("warm", path)
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "the disk is full" in done.err
+
+
+def test_lines_may_begin_with_a_byte_order_mark_and_are_listed_in_their_order(run, serve, tmp_path: Path) -> None:
+    serve(FakeServer())
+    path = tmp_path / "lines.jsonl"
+    lines = [json.dumps({"name": f"p{n}", "text": f"line {n}"}) for n in range(12)]
+    path.write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
+    assert _warm(run, path)["new"] == 12
+    listed = [json.loads(line) for line in run("corpus", "ls", "--json").out.splitlines()]
+    assert [e["source"] for e in listed] == [f"{path}#p{n}" for n in range(12)]
 
 
 def test_two_at_once_on_one_manifest(serve, run, tmp_path: Path) -> None:
@@ -495,7 +541,7 @@ def test_show_ls_and_rm(run, serve, docs: Path) -> None:
     assert "1 documents" in run("corpus", "ls").out
     assert run("corpus", "rm", "--all").code == 0
     with sqlite3.connect(os.environ["MINIPIC_MANIFEST"]) as db:
-        for table in ("documents", "spans", "contents", "files"):
+        for table in ("documents", "spans", "files"):
             assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
 
 

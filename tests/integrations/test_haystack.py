@@ -1,6 +1,5 @@
 """Haystack: documents stay spans through pipelines, streaming, tools, serialising, degrading."""
 
-import time
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from haystack.tools.tool import Tool
 from minipic_sdk import AsyncMiniPIC, MiniPIC, SpansOffWarning
 from minipic_sdk.integrations.haystack import MiniPICChatGenerator, MiniPICPrefetcher
 from minipic_sdk.testing import FakeServer
-from minipic_sdk.wire import SPANS_PATH
 
 DOCUMENTS = [
     Document(id="delivery", content="Delivery costs five euros within the country, ten abroad."),
@@ -45,17 +43,9 @@ def ask(documents: list[Document]) -> dict[str, Any]:
     return {"prefetcher": {"documents": documents}, "builder": {"question": "How much?"}}
 
 
-def until_prefetched(server: FakeServer) -> None:
-    for _ in range(200):
-        if any(r.path == SPANS_PATH for r in server.requests):
-            return
-        time.sleep(0.01)
-    raise AssertionError("nothing was prefetched")
-
-
-def test_documents_stay_spans_through_a_pipeline(server: FakeServer) -> None:
+def test_documents_stay_spans_through_a_pipeline(until_prefetched, server: FakeServer) -> None:
     MiniPICPrefetcher(client=clients(server)["client"]).run(documents=DOCUMENTS)
-    until_prefetched(server)
+    until_prefetched()
     pipeline = pipeline_on(server)
     (reply,) = pipeline.run(ask(DOCUMENTS[::-1]))["llm"]["replies"]
     assert reply.text == "Five euros."

@@ -1,7 +1,6 @@
 """LangChain: span identity through LCEL, streaming, tools, degrading."""
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from pydantic import BaseModel
 from minipic_sdk import AsyncMiniPIC, InputError, MiniPIC, SpansOffWarning
 from minipic_sdk.integrations.langchain import ChatMiniPIC, MiniPICRetriever
 from minipic_sdk.testing import FakeServer
-from minipic_sdk.wire import SPANS_PATH
 
 DELIVERY = "Delivery costs five euros within the country, ten abroad."
 RETURNS = "Returns are free for thirty days.\nAfter that they are not accepted."
@@ -52,22 +50,14 @@ def chain_of(llm: ChatMiniPIC, **fields: Any) -> Any:
     return {"context": retriever | joined, "question": RunnablePassthrough()} | prompt | llm
 
 
-def until_prefetched(server: FakeServer) -> None:
-    for _ in range(200):
-        if any(r.path == SPANS_PATH for r in server.requests):
-            return
-        time.sleep(0.01)
-    raise AssertionError("nothing was prefetched")
-
-
 def statuses(message: AIMessage) -> dict[str, str]:
     return {s["name"]: s["status"] for s in message.response_metadata["spans"]}
 
 
-def test_retrieved_documents_stay_spans_through_a_chain(server: FakeServer) -> None:
+def test_retrieved_documents_stay_spans_through_a_chain(until_prefetched, server: FakeServer) -> None:
     llm = llm_on(server)
     MiniPICRetriever(retriever=Shop(), llm=llm).invoke("delivery")
-    until_prefetched(server)
+    until_prefetched()
     first = chain_of(llm).invoke("How much is delivery?")
     assert statuses(first) == {"delivery.md": "hit", "returns.md": "hit"}
     second = chain_of(llm, turned=True).invoke("And returns?")

@@ -1,6 +1,5 @@
 """LlamaIndex: nodes stay spans through query engines, streaming, tools, degrading."""
 
-import time
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from pydantic import BaseModel
 from minipic_sdk import AsyncMiniPIC, InputError, MiniPIC, SpansOffWarning
 from minipic_sdk.integrations.llama_index import MiniPICLLM, MiniPICPrefetch
 from minipic_sdk.testing import FakeServer
-from minipic_sdk.wire import SPANS_PATH
 
 DELIVERY = "Delivery costs five euros within the country, ten abroad."
 RETURNS = "Returns are free for thirty days.\nAfter that they are not accepted."
@@ -30,14 +28,6 @@ def llm_on(server: FakeServer, **fields: Any) -> MiniPICLLM:
     return MiniPICLLM(client=clients[0], async_client=clients[1], **fields)
 
 
-def until_prefetched(server: FakeServer) -> None:
-    for _ in range(200):
-        if any(r.path == SPANS_PATH for r in server.requests):
-            return
-        time.sleep(0.01)
-    raise AssertionError("nothing was prefetched")
-
-
 def raw(response: Any) -> Any:
     return response.raw
 
@@ -47,10 +37,10 @@ def prompts(server: FakeServer) -> list[Any]:
 
 
 @pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.REFINE, ResponseMode.TREE_SUMMARIZE])
-def test_nodes_stay_spans_through_a_query_engine(server: FakeServer, mode: ResponseMode) -> None:
+def test_nodes_stay_spans_through_a_query_engine(until_prefetched, server: FakeServer, mode: ResponseMode) -> None:
     llm = llm_on(server)
     MiniPICPrefetch(llm=llm).postprocess_nodes([NodeWithScore(node=n) for n in NODES])
-    until_prefetched(server)
+    until_prefetched()
     for nodes in (NODES, NODES[::-1]):
         engine = SummaryIndex(nodes).as_query_engine(
             llm=llm, node_postprocessors=[MiniPICPrefetch(llm=llm)], response_mode=mode

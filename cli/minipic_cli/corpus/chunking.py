@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from minipic_sdk import Document
+from minipic_sdk.documents import content_of
 
 DEFAULT_TOKENS: Final = 2048
 MIN_TOKENS: Final = 64
@@ -99,7 +99,7 @@ class Chunker:
         return len(text) <= _WHOLE * self._limit
 
     def _together(self, texts: Sequence[_Titled]) -> _Ready:
-        contents = [Document(text, title=title).content for text, title in texts]
+        contents = [content_of(text, title) for text, title in texts]
         return dict(zip(texts, self._encode(contents), strict=True)) if contents else {}
 
     def _chunk(self, text: str, title: str | None, ready: _Ready) -> Chunk:

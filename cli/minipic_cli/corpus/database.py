@@ -5,29 +5,30 @@ Transactions are short and never span a request, so that several `warm` may shar
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from minipic_cli.console import note
 from minipic_cli.errors import CLIError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-VERSION: Final = 2
+VERSION: Final = 3
 _APPLICATION: Final = 0x4D504943  # "MPIC" in the file's header
 _BUSY_S: Final = 30.0
+_JOINED: Final = nullcontext()
 _SCHEMA: Final = """
 CREATE TABLE targets(id INTEGER PRIMARY KEY, model TEXT, fingerprint TEXT, salt TEXT, UNIQUE(model, fingerprint, salt));
-CREATE TABLE files(target INTEGER, path TEXT, size INTEGER, mtime_ns INTEGER, chunk_tokens INTEGER,
-  PRIMARY KEY(target, path)) WITHOUT ROWID;
-CREATE TABLE documents(id INTEGER PRIMARY KEY, target INTEGER, source TEXT, file TEXT, name TEXT, public INTEGER,
-  content BLOB, chunk_tokens INTEGER, chunks INTEGER, tokens INTEGER, blocks INTEGER, state TEXT, reason TEXT,
-  warmed_at REAL, seen_at REAL, pinned INTEGER, expires_at REAL, UNIQUE(target, source));
-CREATE INDEX documents_of_file ON documents(target, file);
-CREATE TABLE contents(key BLOB PRIMARY KEY, tokens INTEGER, blocks INTEGER, ids BLOB) WITHOUT ROWID;
-CREATE TABLE spans(document INTEGER, ordinal INTEGER, key BLOB, PRIMARY KEY(document, ordinal)) WITHOUT ROWID;
-CREATE INDEX spans_of_key ON spans(key);
+CREATE TABLE files(id INTEGER PRIMARY KEY, target INTEGER, path TEXT, size INTEGER, mtime_ns INTEGER,
+  chunk_tokens INTEGER, UNIQUE(path, target));
+CREATE TABLE documents(id INTEGER PRIMARY KEY, file INTEGER, label TEXT, name TEXT, public INTEGER, content BLOB,
+  chunk_tokens INTEGER, chunks INTEGER, tokens INTEGER, blocks INTEGER, state TEXT, reason TEXT, warmed_at REAL,
+  seen_at REAL, pinned INTEGER, expires_at REAL, UNIQUE(file, label));
+CREATE INDEX documents_of_file ON documents(file);
+CREATE TABLE spans(document INTEGER, ordinal INTEGER, key BLOB, tokens INTEGER, blocks INTEGER, ids BLOB,
+  PRIMARY KEY(document, ordinal)) WITHOUT ROWID;
 """
 
 
@@ -39,7 +40,7 @@ class Database:
 
         Args:
             path: ``None``: a temporary one, gone afterwards.
-            create: otherwise it must exist.
+            create: otherwise it must exist, in this version's format.
 
         Raises:
             CLIError: it is something else, or can't be written.
@@ -55,52 +56,64 @@ class Database:
             raise self._error(error) from error
         with self._clear():
             self._db.execute("PRAGMA synchronous = NORMAL")
-            self._prepare()
+            self._prepare(create=create)
 
     def __enter__(self) -> "Self":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._db.close()
+        if isinstance(error, sqlite3.Error):  # from within a transaction that was joined
+            raise self._error(error) from error
 
-    def _prepare(self) -> None:
-        if self._db.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION:
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version != VERSION:
-                raise CLIError(
-                    f"the manifest {self.path} is of version {version}, this MiniPIC reads {VERSION}: delete it, "
-                    "`minipic warm` makes it anew"
-                )
+    def _prepare(self, *, create: bool) -> None:
+        version = self._version()
+        if version == VERSION:
             return
-        if self._made():
-            raise CLIError(f"{self.path} is an SQLite file of something else: name another with --manifest")
+        if version > VERSION:
+            raise CLIError(
+                f"the manifest {self.path} is of version {version}, this MiniPIC reads {VERSION}: update MiniPIC, or name "
+                "another with --manifest"
+            )
+        if version and not create:
+            raise CLIError(f"the manifest {self.path} is of an older MiniPIC: `minipic warm PATH...` makes it anew")
         if self.path is not None:
             self._db.execute("PRAGMA journal_mode = WAL")
         with self.write():
-            if not self._made():  # by another one meanwhile
-                for statement in _SCHEMA.split(";"):
-                    self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version = {VERSION}")
-                self._db.execute(f"PRAGMA application_id = {_APPLICATION}")
+            if self._version() == VERSION:  # made by another one meanwhile
+                return
+            for (table,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                self._db.execute(f"DROP TABLE {table}")
+            for statement in _SCHEMA.split(";"):
+                self._db.execute(statement)
+            self._db.execute(f"PRAGMA user_version = {VERSION}")
+            self._db.execute(f"PRAGMA application_id = {_APPLICATION}")
+        if version:
+            note(f"the manifest {self.path} was of an older MiniPIC: it is begun afresh, so everything is read again")
 
-    def _made(self) -> bool:
-        return bool(self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+    def _version(self) -> int:
+        """Of the format; 0: nothing is there yet."""
+        if self._db.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION:
+            return self._db.execute("PRAGMA user_version").fetchone()[0]
+        if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise CLIError(f"{self.path} is an SQLite file of something else: name another with --manifest")
+        return 0
+
+    def write(self) -> AbstractContextManager[None]:
+        """A transaction, joined if one is open; several writes in one are much faster."""
+        return _JOINED if self._db.in_transaction else self._transaction()
 
     @contextmanager
-    def write(self) -> Iterator[None]:
-        """A transaction, joined if one is open; several writes in one are much faster."""
-        if self._db.in_transaction:
-            yield
-            return
+    def _transaction(self) -> Iterator[None]:
         with self._clear():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
             except BaseException:
                 if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
+                    self._end("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
+            self._end("COMMIT")
 
     def hold(self) -> None:
         """Gather the writes that follow in one transaction, until ``release``: for many small documents."""
@@ -112,7 +125,10 @@ class Database:
         """Commit what ``hold`` gathered."""
         if self._db.in_transaction:
             with self._clear():
-                self._db.execute("COMMIT")
+                self._end("COMMIT")
+
+    def _end(self, how: str) -> None:
+        self._db.execute(how)
 
     @contextmanager
     def _clear(self) -> Iterator[None]:

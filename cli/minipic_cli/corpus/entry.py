@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Final
 
 COLUMNS: Final = (
-    "d.id, d.source, d.file, d.name, d.public, d.content, d.chunk_tokens, d.chunks, d.tokens, d.blocks, d.state, "
+    "d.id, f.path || d.label, f.path, d.name, d.public, d.content, d.chunk_tokens, d.chunks, d.tokens, d.blocks, d.state, "
     "d.reason, d.warmed_at, d.seen_at, d.pinned, d.expires_at, t.model, t.fingerprint, t.salt"
 )
-DOCUMENTS: Final = f"SELECT {COLUMNS} FROM documents d JOIN targets t ON t.id = d.target"
+DOCUMENTS: Final = f"SELECT {COLUMNS} FROM documents d JOIN files f ON f.id = d.file JOIN targets t ON t.id = f.target"
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def _lines(source: Source, file: IO[bytes], encoding: str | None) -> Iterator[Te
         if not line.strip():
             continue
         try:
-            fields = _object(line.decode(encoding or "utf-8-sig"), where)
+            fields = _object(line.decode(encoding or "utf-8").removeprefix("\ufeff"), where)
         except (ReadError, UnicodeDecodeError) as error:
             why = str(error) if isinstance(error, ReadError) else f"{where} is not valid {encoding or 'UTF-8'}"
             yield Bad(why)
