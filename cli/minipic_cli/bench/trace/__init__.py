@@ -17,8 +17,8 @@ from minipic_cli.bench.trace.shapes import Vocabulary, make
 from minipic_sdk.errors import ProfileError
 
 RESULTS: Final = {"cpu": Path("benchmarks/results/cpu.json"), "h200": Path("benchmarks/results/h200.json")}
-STAGES: Final = ("fit", "warm", "off", "empty", "barrier", "large", "large_barriers", "slope")
-_MINIPIC_ONLY: Final = ("off", "empty", "barrier", "large_barriers", "slope")
+STAGES: Final = ("fit", "warm", "off", "empty", "barrier", "large", "large_barriers", "large_batches", "slope")
+_MINIPIC_ONLY: Final = ("off", "empty", "barrier", "large_barriers", "large_batches", "slope")
 
 
 @dataclass(frozen=True, slots=True)

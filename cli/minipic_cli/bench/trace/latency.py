@@ -74,7 +74,7 @@ async def poisson(url: str, bodies: Sequence[bytes], rate: float, seed: int) -> 
 
 
 def measure(
-    machine: trace.Machine, kind: str, capacity: float, seconds: float, burst: int, wait: float
+    machine: trace.Machine, kind: str, loads: Sequence[int], capacity: float, seconds: float, burst: int, wait: float
 ) -> dict[str, Any]:
     """Start a server; its answer times at each load, and its capacity."""
     process, url, words = _serve(machine, kind), f"http://127.0.0.1:{PORT}", machine.vocabulary
@@ -89,7 +89,7 @@ def measure(
         asyncio.run(poisson(url, bodies(burst, 2), 0.0, 0))
         found: dict[str, Any] = {"capacity": burst / (time.perf_counter() - begin)}
         capacity = capacity or found["capacity"]
-        for load in LOADS:
+        for load in loads:
             rate = capacity * load / 100
             took = asyncio.run(poisson(url, bodies(max(20, round(rate * seconds)), 10 + load), rate, load))
             found[str(load)] = took
@@ -112,6 +112,8 @@ def rows(stock: dict[str, Any], ours: dict[str, Any], command: str) -> list[dict
     """p99 of each load; ratio is stock / MiniPIC."""
     out: list[dict[str, Any]] = []
     for load in LOADS:
+        if str(load) not in ours or str(load) not in stock:
+            continue
         mine, theirs = ours[str(load)], stock[str(load)]
         value, baseline = _percentile(mine, 99), _percentile(theirs, 99)
         others = sorted(_percentile(theirs, p) / _percentile(mine, p) for p in (50, 90, 95))
@@ -183,6 +185,7 @@ def main() -> None:
     parser.add_argument("--machine", choices=["cpu", "h200"], default="cpu")
     parser.add_argument("--model", help="on the CPU: a directory instead of the bundled model")
     parser.add_argument("--seconds", type=float, default=40.0, help="at each load")
+    parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="percent of stock's capacity")
     parser.add_argument("--burst", type=int, default=None, help="prompts by which the capacity is measured")
     parser.add_argument("--wait", type=float, default=240.0, help="seconds for a server to start")
     parser.add_argument("--eager", action="store_true")
@@ -196,7 +199,7 @@ def main() -> None:
     for kind in (a.only,) if a.only else ("stock", "minipic"):
         stock = a.raw / "stock.json"
         capacity = json.loads(stock.read_text())["capacity"] if kind == "minipic" else 0.0
-        found = measure(machine, kind, capacity, a.seconds, burst, a.wait)
+        found = measure(machine, kind, [*map(int, a.loads.split(","))], capacity, a.seconds, burst, a.wait)
         (a.raw / f"{kind}.json").write_text(json.dumps(found))
     both = [json.loads(p.read_text()) for k in ("stock", "minipic") if (p := a.raw / f"{k}.json").exists()]
     if len(both) == 2:

@@ -194,13 +194,14 @@ class Worker:
                 self.once(stage, self.physical(traces[0].asks), metadata(traces[0].asks[0].head, 0))
             elif stage == "barrier":
                 self.barrier(stage, traces[0], float("inf"))
-            elif stage in ("large", "large_barriers"):
+            elif stage in ("large", "large_barriers", "large_batches"):
                 capacity = self.facts["kv_tokens"]
                 trace = that_exceeds(capacity, 1.4, self.block, self.words)
                 if stage == "large":
                     self.throughput(stage, trace)
                 else:
-                    self.barrier("large_barrier_one", trace, float("inf"))
+                    if stage == "large_barriers":
+                        self.barrier("large_barrier_one", trace, float("inf"))
                     self.barrier("large_barrier_batches", trace, BARRIER_SHARE * capacity)
             elif stage == "slope" and self.spans:
                 self.slope(size["lengths"])
