@@ -99,7 +99,7 @@ def rows(ours: dict[str, Any], stock: dict[str, Any]) -> list[dict[str, Any]]:
             continue
         value, baseline = median(mine[a]), median(other[b])
         ratio = baseline / value if inverse else value / baseline
-        spread = ratio * (_spread(mine[a]) ** 2 + _spread(theirs[b]) ** 2) ** 0.5
+        spread = ratio * (_spread(mine[a]) ** 2 + _spread(other[b]) ** 2) ** 0.5
         out.append(
             {
                 "name": name,

@@ -129,7 +129,7 @@ class Worker:
             chains = [{"ids": p[self.block :], "anchor": list(head), "salt": None} for p in alone]
             begin = time.perf_counter()
             found = self.ask("lookup", chains)
-            missing = [p for p, (_, blocks, there) in zip(alone, found, strict=True) if there < blocks]
+            missing = [p for p, (_, blocks, there, *_) in zip(alone, found, strict=True) if there < blocks]
             for prompts in (missing, self.physical(batch)):
                 _, outs = self.generate(prompts, meta) if prompts else (0.0, [])
                 computed += sum(map(len, prompts)) - sum(o.num_cached_tokens or 0 for o in outs)
