@@ -38,7 +38,8 @@ from minipic_server.wanted import Wanted
 
 REARRANGED = "minipic_rearranged"  # on the scheduler's output: metadata of resumed requests, for model runner V1
 # A span computed although it was resident or in flight: by mistake (issue 4 wants 0 of those); because its request had
-# waited long enough or reads no cache; as vLLM does with the last block of a prompt; because one prompt holds it twice.
+# waited long enough, reads no cache or has its head first, which is missing, beside a KV connector; as vLLM does with
+# the last block of a prompt; because one prompt holds it twice.
 RECOMPUTED = ("computed_twice", "in_place", "last_block_again", "repeated_in_prompt")
 MAX_WAIT_STEPS = 256  # then it computes the span itself
 HIT_SHARE_STEPS = 10
@@ -160,7 +161,8 @@ class _SpanScheduling(Scheduler):
                 names.append("repeated_in_prompt")
             elif self.residency.leading(hashes) == len(hashes) or self._in_flight(key):
                 last_only = segment.start // size + len(hashes) - 1 <= hit // size
-                forced = not reads or state.waited >= MAX_WAIT_STEPS or segment is state.layout.segments[-1]
+                first = state.arranged  # beside a KV connector, see arrange.py
+                forced = not reads or first or state.waited >= MAX_WAIT_STEPS or segment is state.layout.segments[-1]
                 names.append("last_block_again" if last_only else "in_place" if forced else "computed_twice")
             mine.add(key)
         return names
