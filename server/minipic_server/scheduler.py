@@ -45,6 +45,7 @@ MAX_WAIT_STEPS = 256  # then it computes the span itself
 HIT_SHARE_STEPS = 10
 COUNTS = ("queries", "hits", "query_tokens", "hit_tokens", "arranged", "waited", *RECOMPUTED)
 SPANS_REMEMBERED = 1 << 16  # whose statuses are kept for clients that stream and ask afterwards
+ID_CHARS = 256  # of a request that is remembered
 # vLLM's own request ids are the response's with a sequence before it and a prompt and a random part behind it.
 _SHOWN_ID = re.compile(r"^\d+_(?=.)|(?<=.)-\d+-[0-9a-f]{8}$")
 
@@ -68,7 +69,7 @@ class _SpanScheduling(Scheduler):
         self.pins = Pins(pool, pin_limit(pool.num_gpu_blocks, config.pin_share, longest))
         self.history = SpanHistory()
         self.span_log: dict[str, list[dict[str, object]]] = {}
-        self._logged = 0  # spans in it
+        self._logged = 0  # spans and requests in it
         self.span_counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
         self.hit_shares = [0] * (HIT_SHARE_STEPS + 1)  # requests by the share of their spans that were hits
         self._filling: dict[bytes, tuple[Request, list[bytes]]] = {}  # key -> who is amid computing it, its blocks
@@ -237,10 +238,18 @@ class _SpanScheduling(Scheduler):
             self.hit_shares[HIT_SHARE_STEPS * len(hits) // len(spans)] += 1
 
     def _log(self, request_id: str, state: SpanState) -> None:
-        self.span_log[_SHOWN_ID.sub("", request_id)] = state.statuses
-        self._logged += len(state.statuses)
+        shown = _SHOWN_ID.sub("", request_id)
+        if len(shown) > ID_CHARS:
+            return
+        self._forget(shown)  # clients choose ids, and prompts of one request share one
+        self.span_log[shown] = state.statuses
+        self._logged += 1 + len(state.statuses)
         while self._logged > SPANS_REMEMBERED and len(self.span_log) > 1:
-            self._logged -= len(self.span_log.pop(next(iter(self.span_log))))
+            self._forget(next(iter(self.span_log)))
+
+    def _forget(self, shown: str) -> None:
+        if shown in self.span_log:
+            self._logged -= 1 + len(self.span_log.pop(shown))
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Forget everything, what is pinned too: vLLM refuses while any block is held."""
