@@ -2,7 +2,9 @@
 
 Only physical places change. Every segment keeps its logical position, its bytes and its hashes; a dependent segment
 folds in what it sees in logical order. The order is: resident spans, head, missing spans (the longest resident prefix
-first), dependent segments in logical order. A prompt that is a hit as it stands stays so.
+first), dependent segments in logical order. A prompt that is a hit as it stands stays so. Beside a KV connector an
+arrangement is for good, and what is resident now may be gone when the request is scheduled or resumed: there the head
+comes first, or a span could be computed before the anchor it sees.
 """
 
 from collections.abc import Callable, Container
@@ -25,7 +27,7 @@ def arrange(
     state: SpanState,
     have: int,
     resident: Callable[[list[bytes]], int],
-    elsewhere: Container[bytes] = (),
+    elsewhere: Container[bytes] | None = None,
 ) -> bool:
     """Permute the request's segments in place so that a contiguous hit covers every resident span.
 
@@ -36,7 +38,8 @@ def arrange(
         state: the request's.
         have: leading blocks of the prompt, as it stands, that are resident.
         resident: the same of a span.
-        elsewhere: keys of spans that a KV connector may have; they go before other missing spans.
+        elsewhere: keys of spans that a KV connector may have; they go before other missing spans. ``None``: there is
+            no connector.
 
     Returns:
         Whether anything moved.
@@ -95,7 +98,7 @@ def _stands(layout: Layout) -> float:
 
 
 def _order(
-    layout: Layout, hashes: list[bytes], leading: Callable[[list[bytes]], int], elsewhere: Container[bytes]
+    layout: Layout, hashes: list[bytes], leading: Callable[[list[bytes]], int], elsewhere: Container[bytes] | None
 ) -> list[Segment]:
     size, segments = layout.block_size, layout.segments
     head: list[Segment] = []
@@ -114,12 +117,12 @@ def _order(
         elif whole:
             resident.append(s)
         else:
-            missing.append((hashes[stop - 1] not in elsewhere, -have, s))
+            missing.append((hashes[stop - 1] not in (elsewhere or ()), -have, s))
     missing.sort(key=itemgetter(0, 1))
     dependent.sort(key=attrgetter("logical"))
     behind = [s for _, _, s in missing] + dependent
     tail = segments[-1]
-    order = [*resident, *head, *behind]
+    order = [*resident, *head, *behind] if elsewhere is None else [*head, *resident, *behind]
     if tail.kind == "span" and (tail.stop % size or dependent or not missing):
         # It isn't block-aligned, or has what it needs before it, or the prompt would end in its padded head.
         return [*(s for s in order if s is not tail), tail]

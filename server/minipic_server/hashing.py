@@ -53,7 +53,7 @@ class SpanHasher:
         self._domain = ("minipic", LAYOUT_VERSION, config.model, tuple(config.control), config.block_size)
         self._memo: OrderedDict[tuple[Any, ...], list[BlockHash]] = OrderedDict()
         self._memo_blocks = 0
-        self._span_root = lru_cache(maxsize=1024)(self._new_span_root)  # a prompt may have a thousand spans
+        self._span_root = lru_cache(maxsize=64)(self._new_span_root)  # two a prompt; an anchor may be long
 
     def __call__(self, request: "Request") -> list[BlockHash]:
         """Hashes of the request's full blocks that have none yet."""
@@ -121,6 +121,8 @@ class SpanHasher:
 
         ``packed``: see ``cut.pack``; bytes are compared at once, ids one by one.
         """
+        if len(packed) < self._config.block_size * ID_BYTES:
+            return []  # nothing to remember: entries are counted by their blocks
         key = (root, extra, packed)
         hashes = self._memo.get(key)
         if hashes is None:

@@ -38,12 +38,14 @@ from minipic_server.wanted import Wanted
 
 REARRANGED = "minipic_rearranged"  # on the scheduler's output: metadata of resumed requests, for model runner V1
 # A span computed although it was resident or in flight: by mistake (issue 4 wants 0 of those); because its request had
-# waited long enough or reads no cache; as vLLM does with the last block of a prompt; because one prompt holds it twice.
+# waited long enough, reads no cache or has its head first, which is missing, beside a KV connector; as vLLM does with
+# the last block of a prompt; because one prompt holds it twice.
 RECOMPUTED = ("computed_twice", "in_place", "last_block_again", "repeated_in_prompt")
 MAX_WAIT_STEPS = 256  # then it computes the span itself
 HIT_SHARE_STEPS = 10
 COUNTS = ("queries", "hits", "query_tokens", "hit_tokens", "arranged", "waited", *RECOMPUTED)
 SPANS_REMEMBERED = 1 << 16  # whose statuses are kept for clients that stream and ask afterwards
+ID_CHARS = 256  # of a request that is remembered
 # vLLM's own request ids are the response's with a sequence before it and a prompt and a random part behind it.
 _SHOWN_ID = re.compile(r"^\d+_(?=.)|(?<=.)-\d+-[0-9a-f]{8}$")
 
@@ -67,7 +69,7 @@ class _SpanScheduling(Scheduler):
         self.pins = Pins(pool, pin_limit(pool.num_gpu_blocks, config.pin_share, longest))
         self.history = SpanHistory()
         self.span_log: dict[str, list[dict[str, object]]] = {}
-        self._logged = 0  # spans in it
+        self._logged = 0  # spans and requests in it
         self.span_counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
         self.hit_shares = [0] * (HIT_SHARE_STEPS + 1)  # requests by the share of their spans that were hits
         self._filling: dict[bytes, tuple[Request, list[bytes]]] = {}  # key -> who is amid computing it, its blocks
@@ -160,7 +162,8 @@ class _SpanScheduling(Scheduler):
                 names.append("repeated_in_prompt")
             elif self.residency.leading(hashes) == len(hashes) or self._in_flight(key):
                 last_only = segment.start // size + len(hashes) - 1 <= hit // size
-                forced = not reads or state.waited >= MAX_WAIT_STEPS or segment is state.layout.segments[-1]
+                first = state.arranged  # beside a KV connector, see arrange.py
+                forced = not reads or first or state.waited >= MAX_WAIT_STEPS or segment is state.layout.segments[-1]
                 names.append("last_block_again" if last_only else "in_place" if forced else "computed_twice")
             mine.add(key)
         return names
@@ -235,10 +238,18 @@ class _SpanScheduling(Scheduler):
             self.hit_shares[HIT_SHARE_STEPS * len(hits) // len(spans)] += 1
 
     def _log(self, request_id: str, state: SpanState) -> None:
-        self.span_log[_SHOWN_ID.sub("", request_id)] = state.statuses
-        self._logged += len(state.statuses)
+        shown = _SHOWN_ID.sub("", request_id)
+        if len(shown) > ID_CHARS:
+            return
+        self._forget(shown)  # clients choose ids, and prompts of one request share one
+        self.span_log[shown] = state.statuses
+        self._logged += 1 + len(state.statuses)
         while self._logged > SPANS_REMEMBERED and len(self.span_log) > 1:
-            self._logged -= len(self.span_log.pop(next(iter(self.span_log))))
+            self._forget(next(iter(self.span_log)))
+
+    def _forget(self, shown: str) -> None:
+        if shown in self.span_log:
+            self._logged -= 1 + len(self.span_log.pop(shown))
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Forget everything, what is pinned too: vLLM refuses while any block is held."""

@@ -7,11 +7,13 @@ are remembered per salt, so that a status never tells one tenant what another on
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import repeat
 from typing import TYPE_CHECKING, TypeVar
 
 from minipic_sdk.layout import Layout, Segment
 from minipic_sdk.protocol import RequestMeta
+from minipic_server.cut import pack
 from minipic_server.state import SpanState
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
-_Name = tuple[str | None, tuple[int, ...], str]  # salt, anchor, name
+_Name = tuple[bytes | None, bytes, str]  # scope, digest of the anchor, name
 
 KEY_DIGITS = 32  # of a span key shown to people: 128 bits
 FIRST = "first seen"
@@ -39,10 +41,11 @@ class Arrival:
     reasons: list[str | None]  # why each span must be computed; None: a hit
 
     @property
-    def scopes(self) -> list[str | None]:
-        """Salt of each span; ``None`` for public ones."""
-        public = frozenset(self.meta.public)
-        return [None if i in public else self.salt for i in range(len(self.chains))]
+    def scopes(self) -> list[bytes | None]:
+        """Digest of each span's salt, which may be long; ``None`` for public spans and without a salt."""
+        public, salt = frozenset(self.meta.public), self.salt
+        own = None if salt is None else sha256(salt.encode(errors="surrogatepass")).digest()
+        return [None if i in public else own for i in range(len(self.chains))]
 
     @property
     def names(self) -> list[str]:
@@ -54,7 +57,7 @@ class Arrival:
     @property
     def texts(self) -> list[_Name]:
         """Under which each span's latest version is remembered."""
-        anchor = self.meta.anchor
+        anchor = sha256(pack(self.meta.anchor)).digest()  # not its ids: there may be a hundred thousand
         return [(scope, anchor, name) for scope, name in zip(self.scopes, self.names, strict=True)]
 
     @property
@@ -86,7 +89,7 @@ class SpanHistory:
     def __init__(self, limit: int = REMEMBERED) -> None:
         self._limit = limit
         self._new: list[Arrival] = []  # to be remembered
-        self._keys: OrderedDict[tuple[str | None, bytes], None] = OrderedDict()
+        self._keys: OrderedDict[tuple[bytes | None, bytes], None] = OrderedDict()
         # By anchor too: the same text behind another one is another span, but not another text.
         self._names: OrderedDict[_Name, bytes] = OrderedDict()
 

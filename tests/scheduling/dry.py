@@ -186,6 +186,23 @@ class DryRunner:
             assert not len(wrong), f"reads foreign KV at token {first + int(wrong[0])} of {view.prompt[:4]}..."
 
 
+class EmptyConnector:
+    """A KV connector that has lost everything: what the scheduler asks it, and nothing found."""
+
+    supports_divergent_local_hybrid_hits = False
+
+    def get_num_new_matched_tokens(self, *_: Any) -> tuple[int, bool]:
+        """No token more than the GPU has."""
+        return 0, False
+
+    def request_finished(self, *_: Any) -> tuple[bool, None]:
+        """Blocks may be freed."""
+        return False, None
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
 @dataclass
 class Dry:
     """A scheduler, the make-believe runner, and requests as a client sees them."""

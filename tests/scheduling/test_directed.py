@@ -3,7 +3,7 @@
 import pytest
 
 from reference.prompts import PromptSpec, dep, head, span
-from scheduling.dry import answer
+from scheduling.dry import EmptyConnector, answer
 from scheduling.test_properties import ANCHOR, check_empty, words
 
 A, B, C, LONG = words(40), words(47), words(30), words(300)
@@ -77,6 +77,30 @@ def test_resumed_behind_another_arrangement(dry, budget):
         asked[d.add(spec, 6)] = (spec, 6)
         while not d.outputs["r2"]:
             d.step()
+        assert d.scheduler.requests["r2"].prompt_token_ids != spec.physical(), "nothing was arranged"
+        d.scheduler.reset_prefix_cache(reset_running_requests=True)
+        finish(d, asked)
+
+
+@pytest.mark.parametrize("budget", [16, 64, 400])
+def test_resumed_where_a_connector_keeps_the_arrangement(dry, budget):
+    """A prompt is arranged once beside a KV connector: when cached spans are gone, their anchor must come before them.
+
+    Otherwise a chunk computes a span whose anchor's blocks aren't even allocated, and publishes it under the span's hash.
+    """
+    for lost in ("resumed", "waiting"):
+        d = dry(blocks=100, max_num_batched_tokens=budget)
+        d.scheduler.connector = EmptyConnector()
+        asked = {d.add(prompt(A, B), 1): (prompt(A, B), 1)}
+        d.drain()
+        spec = prompt(C, A, B, heading=(*ANCHOR, *words(25)))
+        asked[d.add(spec, 6)] = (spec, 6)
+        if lost == "waiting":  # looked up, arranged, but no room for it
+            d.scheduler._get_local_prefix_cache_hit(d.scheduler.requests["r2"])
+            d.scheduler._asked = None
+        else:
+            while not d.outputs["r2"]:
+                d.step()
         assert d.scheduler.requests["r2"].prompt_token_ids != spec.physical(), "nothing was arranged"
         d.scheduler.reset_prefix_cache(reset_running_requests=True)
         finish(d, asked)

@@ -99,3 +99,47 @@ def test_the_status_log_is_bounded_by_spans(dry, monkeypatch):
     log = d.scheduler.span_log
     assert sum(map(len, log.values())) <= 100
     assert list(log) == ["r6", "r7", "r8"]
+
+
+def test_requests_without_spans_cannot_fill_the_status_log(dry, monkeypatch):
+    """A head and a dependent segment have no status to count."""
+    monkeypatch.setattr("minipic_server.scheduler.SPANS_REMEMBERED", 20)
+    d = dry(blocks=100)
+    for number in range(60):
+        d.add(PromptSpec((head(*HEAD), dep(1, 2)), anchor=3), 1, request_id=f"r{number}")
+        d.drain()
+    d.add(prompt(A), 1, request_id="x" * 100_000)
+    d.drain()
+    assert len(d.scheduler.span_log) <= 20
+    assert max(map(len, d.scheduler.span_log)) < 1000
+
+
+def test_one_id_many_times_does_not_push_others_out_of_the_status_log(dry, monkeypatch):
+    """A client that retries under its own X-Request-Id, or sends a list of prompts: each takes the last one's place."""
+    monkeypatch.setattr("minipic_server.scheduler.SPANS_REMEMBERED", 20)
+    d = dry(blocks=100)
+    for request_id in ("mine", *(f"yours-{i}-{i:08x}" for i in range(30)), "hers"):
+        d.add(prompt(A), 1, request_id=request_id)
+        d.drain()
+    assert list(d.scheduler.span_log) == ["mine", "yours", "hers"]
+    assert d.scheduler.minipic("statuses", "mine") is not None
+
+
+def test_spans_shorter_than_a_block_are_not_remembered(dry):
+    """Hashes of spans are counted by their blocks; those without one would stay for ever, one a salt."""
+    d = dry(blocks=100)
+    for number in range(20):
+        ids = [*range(200, 216), CONTROL[0], 1, 2]
+        d.add(ids, 1, salt=f"tenant {number}", extra_args={"minipic": '{"v":1}'})
+        d.drain()
+    assert not d.hasher._memo
+
+
+def test_salts_and_anchors_are_remembered_by_digest(dry):
+    """65536 names and keys are kept: not with a salt or an anchor of a megabyte each."""
+    d = dry(blocks=100, max_model_len=4096)
+    d.add(PromptSpec((head(*range(1000, 1900)), span(*A), dep(1, 2)), anchor=900, names=("a",)), 1, salt="x" * 100_000)
+    d.drain()
+    kept = [part for entry in (*d.scheduler.history._names, *d.scheduler.history._keys) for part in entry]
+    assert max(map(len, kept)) <= 64
+    assert d.hasher._span_root.cache_info().maxsize <= 64

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reference.prompts import PromptSpec, dep, head, span
-from scheduling.dry import answer
+from scheduling.dry import EmptyConnector, answer
 
 R = random.Random(4)
 
@@ -146,3 +146,13 @@ ENGINES = {
 @given(script=moves)
 def test_any_schedule(dry, options, script):
     play(dry(**{"blocks": 38, **options}), script)
+
+
+@pytest.mark.parametrize("options", [{}, {"v2": True, "cls": "AsyncSpanScheduler", "lag": 1}], ids=["plain", "V2"])
+@FAST
+@given(script=moves)
+def test_any_schedule_beside_a_connector(dry, options, script):
+    """A prompt is arranged once there, whatever is evicted after that."""
+    d = dry(blocks=38, **options)
+    d.scheduler.connector = EmptyConnector()
+    play(d, script)
