@@ -40,8 +40,8 @@ def engine_kwargs(
         options: further vLLM engine arguments; they win over ours where they don't contradict spans.
 
     Raises:
-        ValueError: an option that the plugin itself must set, a block size that attention can't have, or a share that
-            is none.
+        ValueError: an option that the plugin itself must set, a block size that attention can't have, control tokens
+            that are not three, or a share that is none.
     """
     check_block_size(block_size)
     if not 0 <= pin_share <= 1:
@@ -54,6 +54,8 @@ def engine_kwargs(
         fingerprint = profile.fingerprint if fingerprint is None else fingerprint
     else:
         control = ControlTokens(*control_tokens)
+    if len(set(control)) < len(control):
+        raise ValueError(f"control_tokens={tuple(control)}: SSEP, PDEP and PAD must be three ids")
     for name in ("worker_cls", "scheduler_cls"):
         if name in options:
             raise ValueError(f"{name} is set by MiniPIC")

@@ -14,8 +14,9 @@ LoRA keys go into every block, as stock does. Hashes don't depend on physical or
 (docs/adr/0002) never changes them.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,37 @@ HashFn = Callable[[Any], bytes]
 BlockHasher = Callable[["Request"], list[BlockHash]]
 
 MEMO_BLOCKS = 1 << 18  # block hashes remembered of recent spans: about 60 MB
+
+
+class _Folds:
+    """What the dependent segments of a prompt see: hashed along logical order, once for all of them.
+
+    Cut before every dependent segment among what is seen, so that it doesn't matter who asks; a prompt may have thousands.
+    """
+
+    def __init__(self, layout: Layout, hash_fn: HashFn) -> None:
+        shown = [s for s in layout.segments if s.visible_start + s.hidden < s.visible_stop]
+        self._shown = sorted(shown, key=lambda s: s.logical + s.hidden)
+        self._starts = [s.logical + s.hidden for s in self._shown]
+        self._cuts = [i for i, s in enumerate(self._shown) if s.kind == "dependent"]
+        self._folds: list[bytes] = []  # of everything before each cut
+        self._size, self._hash = layout.block_size, hash_fn
+
+    def before(self, logical: int, known: Sequence[bytes]) -> tuple[Any, ...]:
+        """All that is shown before this logical position; ``known``: hashes of the prompt's blocks so far."""
+        stop = bisect_left(self._starts, logical)
+        cuts = bisect_left(self._cuts, stop)
+        for n in range(len(self._folds), cuts):
+            start = self._cuts[n - 1] if n else 0
+            self._folds.append(self._hash((self._last(n), self._items(start, self._cuts[n], known))))
+        return self._last(cuts), self._items(self._cuts[cuts - 1] if cuts else 0, stop, known)
+
+    def _last(self, cuts: int) -> bytes:
+        return self._folds[cuts - 1] if cuts else b""
+
+    def _items(self, start: int, stop: int, known: Sequence[bytes]) -> tuple[Any, ...]:
+        seen = self._shown[start:stop]
+        return tuple([(s.kind, known[s.stop // self._size - 1], s.logical, s.hidden) for s in seen])
 
 
 class SpanHasher:
@@ -71,13 +103,15 @@ class SpanHasher:
             return []
         if last.kind == "span" and done == last.start // size:
             return []  # what is generated behind a span shorter than a block is nobody's
-        return self._chain(request, state, last, request.block_hashes, total, _extra_keys(request))
+        folds = _Folds(state.layout, self._hash)
+        return self._chain(request, state, last, request.block_hashes, total, _extra_keys(request), folds)
 
     def _prompt(self, request: "Request", state: SpanState, packed: bytes) -> list[BlockHash]:
         """Hashes of the prompt's full blocks; notes those of each span."""
         size = self._config.block_size
         public, extra = frozenset(state.meta.public), _extra_keys(request)
         salted, unsalted = (self._span_root(state.meta.anchor, salt) for salt in (request.cache_salt, None))
+        folds = _Folds(state.layout, self._hash)
         known: list[BlockHash] = []
         state.chains = chains = []
         for segment in state.layout.segments:  # a prompt may have a thousand
@@ -88,7 +122,7 @@ class SpanHasher:
                 chains.append(chain)
                 known += chain
             else:
-                known += self._chain(request, state, segment, known, stop, extra)
+                known += self._chain(request, state, segment, known, stop, extra, folds)
         return known
 
     def _chain(
@@ -99,10 +133,11 @@ class SpanHasher:
         known: list[BlockHash],
         stop: int,
         extra: tuple[Any, ...] | None,
+        folds: _Folds,
     ) -> list[BlockHash]:
         size, layout, done = self._config.block_size, state.layout, len(known)
         ids = request.all_token_ids[done * size : stop * size]
-        parent = known[done - 1] if done > segment.start // size else self._root(request, layout, segment, known)
+        parent = known[done - 1] if done > segment.start // size else self._root(request, segment, known, folds)
         out: list[BlockHash] = []
         for i in range(len(ids) // size):
             keys = extra
@@ -163,13 +198,13 @@ class SpanHasher:
     def _new_span_root(self, anchor: tuple[int, ...], salt: str | None) -> BlockHash:
         return BlockHash(self._hash((self._domain, "span", anchor, salt)))
 
-    def _root(self, request: "Request", layout: Layout, segment: Segment, known: list[BlockHash]) -> BlockHash | None:
+    def _root(
+        self, request: "Request", segment: Segment, known: Sequence[BlockHash], folds: _Folds
+    ) -> BlockHash | None:
         if segment.kind == "head":
             return None
-        size = self._config.block_size
-        seen = sorted(layout.context(layout.segments.index(segment)), key=lambda s: s.logical + s.hidden)
-        fold = tuple([(s.kind, known[s.stop // size - 1], s.logical, s.hidden) for s in seen])
-        return BlockHash(self._hash((self._domain, "dependent", request.cache_salt, segment.logical, fold)))
+        fold = folds.before(segment.logical, known)
+        return BlockHash(self._hash((self._domain, "dependent", request.cache_salt, segment.logical, *fold)))
 
 
 def _extra_keys(request: "Request") -> tuple[Any, ...] | None:

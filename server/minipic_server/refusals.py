@@ -44,7 +44,7 @@ def check_config(config: "VllmConfig") -> None:
             config.kv_events_config and config.kv_events_config.enable_kv_cache_events
         ),
         "foreign KV connectors are not tested with spans": offload is not None
-        and offload.kv_connector != "OffloadingConnector",
+        and (offload.kv_connector != "OffloadingConnector" or bool(offload.kv_connector_module_path)),
         "KV offload is tested with host memory only": tuned.get("spec_name", "CPUOffloadingSpec")
         != "CPUOffloadingSpec",
         # A chunk is keyed by its last block's hash, which covers nothing before its own span.

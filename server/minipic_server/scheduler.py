@@ -174,7 +174,9 @@ class _SpanScheduling(Scheduler):
             return
         (request, state, recomputed, hit), self._asked = self._asked, None
         if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
-            self.history.fetched(state, hit, request.num_computed_tokens)
+            fetched = self.history.fetched(state, hit, request.num_computed_tokens)
+            self.span_counts["hits"] += len(fetched)
+            self.span_counts["hit_tokens"] += sum(fetched)
         if request.status != RequestStatus.RUNNING:
             return
         for name in recomputed:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import repeat
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from minipic_sdk.layout import Layout, Segment
 from minipic_sdk.protocol import RequestMeta
@@ -142,12 +142,19 @@ class SpanHistory:
         return frozenset(hashes[-1] for (_, hashes), status in spans if status["reason"] in _EVICTED)
 
     @staticmethod
-    def fetched(state: SpanState, start: int, stop: int) -> None:
-        """Spans that end in these tokens of the arranged prompt come from a KV connector: correct their status."""
+    def fetched(state: SpanState, start: int, stop: int) -> list[int]:
+        """Spans that end in these tokens of the arranged prompt come from a KV connector: correct their status.
+
+        Returns:
+            Visible tokens of each.
+        """
+        tokens: list[int] = []
         keys = {h[-1].hex()[:KEY_DIGITS] for s, h in state.span_hashes() if h and start < s.stop <= stop}
         for status in state.statuses:
             if status["status"] != "hit" and status["key"] in keys:
                 status.update(status="hit", reason="loaded from host memory")
+                tokens.append(cast("int", status["tokens"]))
+        return tokens
 
     def _reason(self, named: _Name, key: bytes, have: int, awaited: Callable[[bytes], bool]) -> str:
         if not key:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
 
 
+MAX_SEEN = 1 << 22  # segments that all dependent ones see together: each takes memory in the worker
 _MAX_BIASES = 1024  # a row of v1/worker/gpu/sample/logit_bias.py; three are ours
 
 
@@ -80,6 +81,9 @@ def _check(vllm_config: "VllmConfig", request: "EngineCoreRequest", prompt: Any,
     packed = pack(ids)
     cut = find_cut(packed, config.control, size)
     layout = meta.parse(ids, control=config.control, block_size=size, cut=cut)
+    dependents = [s.kind for s in layout.segments].count("dependent")
+    if dependents * len(layout.segments) > MAX_SEEN:
+        raise LayoutError(None, f"{dependents} dependent segments among {len(layout.segments)} are too many")
     limit = vllm_config.model_config.max_model_len
     placed = layout.segments if meta.placements else layout.segments[-1:]  # else the last one reaches furthest
     if any(s.logical_stop > limit for s in placed):

@@ -70,6 +70,8 @@ MODELS = {
     ),
 }
 
+NAMESAKE = "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector"  # a module that vLLM can import
+
 
 def _offload(**extra):
     """vLLM's own offload to host memory, set up like this."""
@@ -93,6 +95,10 @@ OPTIONS = {
     "offload-in-chunks": (_offload(blocks_per_chunk=2), "chunks of several blocks"),
     "offload-in-larger-blocks": (_offload(block_size=64), "chunks of several blocks"),
     "offload-elsewhere": (_offload(spec_name="TieringOffloadingSpec"), "host memory only"),
+    "connector-of-one's-own-by-that-name": (
+        {"kv_transfer_config": {**_offload()["kv_transfer_config"], "kv_connector_module_path": NAMESAKE}},
+        "connector",
+    ),
     "foreign-connector": (
         {
             "kv_transfer_config": {

@@ -16,3 +16,9 @@ def test_a_block_size_that_attention_cannot_have(size: int, monkeypatch: pytest.
 @pytest.mark.parametrize("size", [16, 32, 48, 64, 128])
 def test_a_block_size_that_it_can_have(size: int) -> None:
     check_block_size(size)
+
+
+def test_control_tokens_are_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minipic_server.engine.switch_on", lambda: pytest.fail("refused first"))
+    with pytest.raises(ValueError, match=r"control_tokens=\(7, 8, 7\): SSEP, PDEP and PAD must be three ids"):
+        engine_kwargs("unused", control_tokens=(7, 8, 7))
