@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -109,14 +110,26 @@ def reading(text: str, size: int) -> Iterator["Advance"]:
         yield Advance(bar, bar.add_task(text, total=size or None))
 
 
+SECONDS_A_LINE: Final = 10.0
+
+
 class Advance:
     """Moves a progress bar."""
 
     def __init__(self, bar: Progress, task: Any) -> None:
         self._bar, self._task = bar, task
+        self._next_line = time.monotonic() + SECONDS_A_LINE
 
     def __call__(self, count: int = 1) -> None:
         self._bar.advance(self._task, count)
+
+    def say(self, text: str) -> None:
+        """What is being done now: beside the bar, or as a line now and then where there is none."""
+        if not self._bar.disable:
+            self._bar.update(self._task, description=text)
+        elif time.monotonic() > self._next_line:
+            self._next_line = time.monotonic() + SECONDS_A_LINE
+            note(text)
 
 
 def _escape(text: str) -> str:

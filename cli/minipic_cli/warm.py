@@ -10,7 +10,7 @@ import typer
 
 from minipic_cli import options
 from minipic_cli.connection import connected
-from minipic_cli.console import error, note, out, print_json, reading, table
+from minipic_cli.console import Advance, error, note, out, print_json, reading, table
 from minipic_cli.corpus import settings
 from minipic_cli.corpus.chunking import DEFAULT_TOKENS
 from minipic_cli.corpus.entry import default_path
@@ -18,10 +18,11 @@ from minipic_cli.corpus.manifest import Manifest
 from minipic_cli.corpus.room import Room
 from minipic_cli.corpus.sending import SHOWN, Send
 from minipic_cli.corpus.sources import FORMATS, STDIN, expand, of_stdin, scope, size_of, walk
-from minipic_cli.corpus.totals import Totals
+from minipic_cli.corpus.totals import Row, Totals
 from minipic_cli.corpus.warming import Warmer
 from minipic_cli.errors import CLIError
-from minipic_sdk import APIConnectionError, MiniPIC, MiniPICError, ModelProfile, NotFoundError
+from minipic_sdk import APIConnectionError, MiniPIC, MiniPICError, ModelProfile, NotFoundError, SpansReport
+from minipic_sdk.wire import SpanQuery
 
 _POLL_S: Final = 1.0
 
@@ -82,7 +83,7 @@ def warm(
         warmer = Warmer(
             noted,
             profile.served,
-            _sender(client, dry=dry_run, pin=pin, ttl=ttl) if profile.up else None,
+            _telling(_sender(client, dry=dry_run, pin=pin, ttl=ttl), bar) if profile.up else None,
             chunk_tokens=limit,
             salt=cache_salt,
             encoding=encoding,
@@ -134,13 +135,27 @@ def _sender(client: MiniPIC, *, dry: bool, pin: bool, ttl: float | None) -> Send
     return client.lookup if dry else partial(client.warm, pin=pin, ttl=ttl)
 
 
+def _telling(send: Send, bar: Advance) -> Send:
+    """The same, with a word about each batch: a slow server takes a minute for one."""
+    done = 0
+
+    def told(queries: Sequence[SpanQuery]) -> SpansReport:
+        nonlocal done
+        bar.say(f"warming: {done} chunks done, {len(queries)} under way")
+        report = send(queries)
+        done += len(queries)
+        return report
+
+    return told
+
+
 def _stopped(warmer: Warmer, why: BaseException) -> None:
     """Say what is done; the reason itself is said by whoever ends the command."""
     totals = warmer.totals
     done, interrupted = totals.hit + totals.computed, isinstance(why, KeyboardInterrupt)
     if done or interrupted:
         word = "interrupted" if interrupted else "stopped"
-        note(f"{word}: {done} chunks of {totals.documents} documents are warm; run it again to go on")
+        note(f"{word}: {done} chunks are warm; run it again to go on")
 
 
 def _report(warmer: Warmer, room: Room, needs: tuple[int, int], *, as_json: bool, dry: bool) -> None:
@@ -160,14 +175,16 @@ def _report(warmer: Warmer, room: Room, needs: tuple[int, int], *, as_json: bool
     console.print(shown, markup=False)
     if totals.documents > SHOWN:
         console.print(f"... and {totals.documents - SHOWN} more: `minipic corpus ls` has them all", markup=False)
-    console.print(_summary(totals, dry=dry), markup=False, soft_wrap=True)
+    console.print(_summary(totals, warmer.outbox.rows, dry=dry), markup=False, soft_wrap=True)
     what = "together" if dry else "all that is in the manifest"
     console.print(room.sentence(what), markup=False, soft_wrap=True)
 
 
-def _summary(totals: Totals, *, dry: bool) -> str:
+def _summary(totals: Totals, rows: Sequence[Row], *, dry: bool) -> str:
     chunks = "" if totals.chunks == totals.documents else f" in {totals.chunks} chunks"
     text = f"{totals.documents} documents{chunks}, {totals.tokens} tokens: "
+    if dry and all("unknown" in row.counts for row in rows):
+        return text + f"{totals.chunks} would be computed, fewer if some are cached"
     if dry:
         return text + f"{totals.hit} are warm, {totals.chunks - totals.hit} would be computed"
     text += f"{totals.computed} computed, {totals.hit} were warm, {totals.rejected} rejected"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
 from minipic_server.config import SpanConfig
 from minipic_server.envs import switched_on
@@ -63,9 +64,10 @@ async def profile(request: Request) -> dict[str, Any]:
 
 
 @router.post("/spans")
-async def spans(request: Request, body: SpansIn) -> dict[str, Any]:
+@with_cancellation  # a client that has gone wants nothing computed any more
+async def spans(body: SpansIn, raw_request: Request) -> dict[str, Any]:
     """Prefill spans; waits for them. Per span: hit, computed or rejected, with the reason."""
-    return {"spans": await _service(request).prefill(body)}
+    return {"spans": await _service(raw_request).prefill(body)}
 
 
 @router.post("/spans/lookup")

@@ -74,7 +74,7 @@ class Outbox:
         if not batch:
             return
         if self._send is None:
-            statuses = [SpanStatus(q.name or "", "absent", None, 0, 0) for _, _, q in batch]
+            statuses = [SpanStatus(q.name or "", "unknown", None, 0, 0) for _, _, q in batch]
         else:
             statuses = self._send([query for _, _, query in batch]).spans
         with self._manifest.write():
