@@ -1,5 +1,6 @@
 """A client for the command line: warnings become notes, errors say what to do."""
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,8 +44,7 @@ def connected(base_url: str | None, api_key: str | None, **options: Any) -> Iter
                 "or name another with --base-url"
             ) from error
         except AuthenticationError as error:
-            hint = "is wrong" if api_key else "is missing"
-            raise CLIError(f"{client.base_url} wants an API key and yours {hint}: set MINIPIC_API_KEY") from error
+            raise CLIError(f"{client.base_url} wants an API key and yours {_key_hint(api_key)}") from error
 
 
 def served_profile(client: MiniPIC) -> ModelProfile:
@@ -53,6 +53,13 @@ def served_profile(client: MiniPIC) -> ModelProfile:
         return client.profile()
     except NotFoundError:
         return ModelProfile.default()
+
+
+def _key_hint(api_key: str | None) -> str:
+    if not api_key:
+        return "is missing: give --api-key or set MINIPIC_API_KEY"
+    given = "MINIPIC_API_KEY" if api_key == os.environ.get("MINIPIC_API_KEY") else "--api-key"
+    return f"is wrong: see what {given} says"
 
 
 def _reason(error: APIConnectionError) -> str:

@@ -14,7 +14,7 @@ from minipic_cli.console import note, out, print_json, table
 from minipic_cli.corpus import settings
 from minipic_cli.documents import chosen_documents
 from minipic_cli.errors import CLIError, UsageError
-from minipic_sdk import APIError, Document, ModelProfile, Prompt, SpanStatus
+from minipic_sdk import APIConnectionError, Document, ModelProfile, Prompt, SpanStatus
 
 _PREVIEW: Final = 34  # characters of a segment's text
 _COMPOSE: Final = ("docs", "question", "system", "tools", "history", "memory", "layout", "template_options")
@@ -175,7 +175,7 @@ def _ask(given: Mapping[str, Any], base_url: str | None, api_key: str | None, sa
             found = client.lookup(prompt).spans if prompt.has_spans else ()
             return Seen(prompt, None if any(s.status == "rejected" for s in found) else found)
     except CLIError as error:
-        if base_url is not None or not isinstance(error.__cause__, APIError):
+        if base_url is not None or not isinstance(error.__cause__, APIConnectionError):
             raise
         note(f"no server ({error.__cause__}): composed for the bundled model, what is cached is unknown")
     return Seen(_compose(given, ModelProfile.default()), None)

@@ -1,8 +1,10 @@
 """``minipic serve``: vLLM's OpenAI server with the plugin switched on."""
 
+import errno
 import importlib.metadata
 import importlib.util
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
@@ -82,6 +84,8 @@ def serve(
     if "--help" in given or "-h" in given:
         _show_vllm_help()
         return
+    if not any(option.split("=")[0] == "--uds" for option in given):
+        check_port(host, port)
     served = _find(named)
     if not any(option.split("=")[0] == "--served-model-name" for option in given):
         given += ["--served-model-name", served.name]
@@ -89,19 +93,38 @@ def serve(
         given += ["--dtype", "float32"]
         note("this CPU computes in float32 several times faster than in bfloat16: using it (--dtype overrides)")
     os.environ.update(server_environment(os.environ, local=served.is_local, api_key=api_key))
-    if not quiet:
-        where = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+    local = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    where = f"http://{local}:{port}"
+
+    def starting() -> None:
         note(
             f"serving {served.name} on {where}; ready in minutes on a CPU (--enforce-eager: in one). Then, in another terminal:"
         )
         target = "" if port == DEFAULT_PORT else f"--base-url {where} "
         note(f'  minipic ask {target}"What does delivery cost?" --docs docs/')
-    if warm:
-        local = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-        warm_when_up(f"http://{local}:{port}", warm, api_key, quiet=quiet)
+        if warm:
+            warm_when_up(where, warm, api_key, quiet=quiet)
+
+    note("loading vLLM")
     from minipic_cli.serving import run_server
 
-    run_server(served.model, ["--host", host, "--port", str(port), *given], block_size, pin_share)
+    run_server(served.model, ["--host", host, "--port", str(port), *given], block_size, pin_share, starting)
+
+
+def check_port(host: str, port: int) -> None:
+    """Make sure that a server can listen there, before one is started; raises CLIError, saying what to do."""
+    try:
+        # As vLLM does, which binds it for good when it has been loaded.
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            probe.listen(1)
+    except OverflowError as error:
+        raise UsageError(f"--port: {port} is no port: it must be 0 to 65535") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CLIError(f"port {port} of {host} is in use: choose another one with --port") from error
+        raise CLIError(f"can't listen on port {port} of {host} ({error.strerror}): see --host and --port") from error
 
 
 def check_vllm() -> None:

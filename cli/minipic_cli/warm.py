@@ -114,6 +114,7 @@ class _Profile:
 def _profile(client: MiniPIC, wait: float, *, dry: bool) -> _Profile:
     """The server's profile, once it is up; without a server a dry run takes the bundled model's."""
     until = time.monotonic() + wait
+    told = False
     while True:
         try:
             return _Profile(client.profile(), up=True)
@@ -123,10 +124,17 @@ def _profile(client: MiniPIC, wait: float, *, dry: bool) -> _Profile:
             ) from error
         except APIConnectionError as error:
             if time.monotonic() < until:
-                time.sleep(_POLL_S)
+                if not told:
+                    note(f"waiting for the server at {client.base_url} (up to {wait:g} s)")
+                    told = True
+                time.sleep(min(_POLL_S, max(0.0, until - time.monotonic())))
             elif dry:
                 note(f"no server ({error}): counted for the bundled model, what is cached is unknown")
                 return _Profile(ModelProfile.default(), up=False)
+            elif wait:
+                raise CLIError(
+                    f"the server at {client.base_url} is not up after {wait:g} s: see its log, or wait longer with --wait"
+                ) from error
             else:
                 raise
 

@@ -184,6 +184,20 @@ def test_a_wrong_api_key_says_so(run, serve, docs: Path) -> None:
     assert run("warm", docs, "--api-key", "right").code == 0
 
 
+def test_a_key_that_is_wrong_is_no_missing_server(run, serve, docs: Path, monkeypatch) -> None:
+    serve(FakeServer(api_key="right"))
+    command = ("inspect", QUESTION, "--docs", docs)
+    missing, wrong = run(*command), run(*command, "--api-key", "wrong")
+    monkeypatch.setenv("MINIPIC_API_KEY", "old")
+    set_wrong = run(*command)
+    for done in (missing, wrong, set_wrong):
+        assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
+    assert "is missing: give --api-key or set MINIPIC_API_KEY" in missing.err
+    assert "is wrong: see what --api-key says" in wrong.err
+    assert "is wrong: see what MINIPIC_API_KEY says" in set_wrong.err
+    assert run(*command, "--api-key", "right").code == 0
+
+
 def test_without_the_plugin_ask_degrades_and_warm_says_why_not(run, serve, docs: Path) -> None:
     serve(FakeServer(reply="Red.", kind="vllm"))
     asked = run("ask", QUESTION, "--docs", docs)

@@ -1,5 +1,7 @@
 """What ``minipic serve`` hands to vLLM, and servers as child processes."""
 
+import inspect
+import socket
 import subprocess
 import sys
 import time
@@ -8,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from minipic_cli import serve
-from minipic_cli.errors import CLIError
+from minipic_cli.errors import CLIError, UsageError
 from minipic_cli.servers import Server, free_port, telling_line
+from minipic_cli.serving import OWN_OPTIONS, OneLineErrors
+
+CHECK_PORT = serve.check_port
 
 
 @pytest.fixture
@@ -18,11 +23,12 @@ def handed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     got: dict = {}
     monkeypatch.setattr(
         "minipic_cli.serving.run_server",
-        lambda *args: got.update(zip(("model", "options", "size", "pin_share"), args, strict=True)),
+        lambda *args: got.update(zip(("model", "options", "size", "pin_share", "starting"), args, strict=True)),
     )
     monkeypatch.setattr("minipic_cli.serving.run_module", lambda arguments: got.update(module=arguments))
     monkeypatch.setattr("minipic_cli.models.default_model_dir", lambda: tmp_path / "default")
     monkeypatch.setattr(serve, "check_vllm", lambda: None)
+    monkeypatch.setattr(serve, "check_port", lambda host, port: None)
     monkeypatch.setattr(serve, "cpu_has_bfloat16", lambda: True)
     for name in ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
@@ -88,6 +94,61 @@ def test_float32_where_bfloat16_is_emulated_unless_told_otherwise(run, handed, m
 def test_help_of_vllm(run, handed) -> None:
     run("serve", "--", "--help")
     assert handed["module"] == ["--help"]
+
+
+def test_the_banner_comes_when_the_options_are_known_to_be_right(run, handed, model: Path, capsys) -> None:
+    assert run("serve", model, "--port", "9").err == "loading vLLM\n"
+    handed["starting"]()
+    assert "serving some-model on http://127.0.0.1:9" in capsys.readouterr().err
+    assert run("serve", model, "--quiet").err == ""
+    handed["starting"]()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--prot", "8001"), "--prot: no such option of minipic serve or vLLM; did you mean --port?"),
+        (("--pin-shore=1",), "--pin-shore: no such option of minipic serve or vLLM; did you mean --pin-share?"),
+        (("--colour-of-the-sky", "blue"), "--colour-of-the-sky: no such option of minipic serve or vLLM"),
+        (("stray",), "stray: neither an option nor the value of one"),
+        (("--port", "x"), "--port: invalid int value: 'x'"),
+    ],
+)
+def test_what_vllms_parser_refuses_is_one_line(run, handed, model: Path, monkeypatch, arguments, says: str) -> None:
+    parser = OneLineErrors()
+    parser.add_argument("--port", type=int)
+    monkeypatch.setattr("minipic_cli.serving.run_server", lambda *_: parser.parse_args(arguments))
+    done = run("serve", model, "--quiet")
+    assert (done.code, done.out, done.err) == (2, "", f"minipic: {says}\n")
+
+
+def test_options_that_are_suggested_exist() -> None:
+    own = {
+        name
+        for parameter in inspect.signature(serve.serve).parameters.values()
+        for extra in getattr(parameter.annotation, "__metadata__", ())
+        for name in (*(getattr(extra, "param_decls", None) or ()), f"--{parameter.name.replace('_', '-')}")
+    }
+    assert own.issuperset(OWN_OPTIONS)
+
+
+def test_a_busy_port_is_said_before_anything_starts(run, handed, model: Path, monkeypatch) -> None:
+    monkeypatch.setattr(serve, "check_port", CHECK_PORT)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen(1)
+        port = holder.getsockname()[1]
+        done = run("serve", model, "--port", str(port))
+        assert (done.code, done.out) == (1, "")
+        assert done.err == f"minipic: port {port} of 127.0.0.1 is in use: choose another one with --port\n"
+        assert not handed
+        assert run("serve", model, "--port", str(port), "--uds", "/tmp/unused").code == 0
+    assert run("serve", model, "--port", str(port)).code == 0
+    with pytest.raises(UsageError, match="--port: 65536 is no port"):
+        CHECK_PORT("127.0.0.1", 65536)
+    with pytest.raises(CLIError, match="can't listen on port 8000 of 192.0.2.1"):
+        CHECK_PORT("192.0.2.1", 8000)
 
 
 def test_a_directory_that_is_no_model(run, handed, tmp_path: Path) -> None:

@@ -526,6 +526,18 @@ def test_waiting_for_a_server(run, serve, docs: Path, monkeypatch) -> None:
     assert run("warm", docs, "--wait", "30").code == 0
 
 
+def test_a_wait_is_announced_and_its_end_is_told(run, docs: Path, monkeypatch) -> None:
+    monkeypatch.setattr("minipic_sdk._flow.MIN_DELAY", 0.0)
+    command = ("warm", docs, "--wait", "0.5", "--base-url", "http://127.0.0.1:9")
+    done = run(*command)
+    waiting, end = done.err.splitlines()
+    assert done.code == 1
+    assert waiting == "waiting for the server at http://127.0.0.1:9 (up to 0.5 s)"
+    assert "http://127.0.0.1:9 is not up after 0.5 s" in end
+    quiet = run(*command, "--quiet")
+    assert (quiet.code, quiet.err.count("\n"), "is not up after 0.5 s" in quiet.err) == (1, 1, True)
+
+
 def test_show_ls_and_rm(run, serve, docs: Path) -> None:
     serve(FakeServer())
     assert "there is no manifest" in run("corpus", "ls").err

@@ -74,9 +74,11 @@ class Outbox:
         if not batch:
             return
         if self._send is None:
-            statuses = [SpanStatus(q.name or "", "unknown", None, 0, 0) for _, _, q in batch]
-        else:
-            statuses = self._send([query for _, _, query in batch]).spans
+            for row, _, _ in batch:
+                row.waiting -= 1
+                row.counts["unknown"] = row.counts.get("unknown", 0) + 1
+            return
+        statuses = self._send([query for _, _, query in batch]).spans
         with self._manifest.write():
             for (row, mark, _), status in zip(batch, statuses, strict=True):
                 if status.status in _WARM:
