@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import time
 from dataclasses import replace
 
 import httpx
@@ -250,21 +249,3 @@ def test_the_plain_openai_client_can_send_a_composed_prompt(served, profile) -> 
 def test_metrics_tell_of_spans(served) -> None:
     text = httpx.get(f"{served}/metrics", headers={"Authorization": f"Bearer {KEY}"}, follow_redirects=True).text
     assert "minipic:span_" in text
-
-
-def test_nothing_is_computed_for_a_client_that_has_gone(served) -> None:
-    headers = {"Authorization": f"Bearer {KEY}"}
-    spans = [{"token_ids": [100 + (i * n) % 5000 for n in range(1000)]} for i in range(1, 5)]
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{served}/v1/minipic/spans", json={"spans": spans}, headers=headers, timeout=1.5)
-
-    def running() -> float:
-        told = httpx.get(f"{served}/metrics", headers=headers, timeout=60).text
-        return sum(float(n) for n in re.findall(r"^vllm:num_requests_(?:running|waiting){.*?} (\S+)$", told, re.M))
-
-    until = time.monotonic() + 12  # 4,000 tokens would take half a minute
-    while running() and time.monotonic() < until:
-        time.sleep(0.3)
-    assert not running()
-    found = httpx.post(f"{served}/v1/minipic/spans/lookup", json={"spans": spans}, headers=headers, timeout=60).json()
-    assert any(span["status"] != "resident" for span in found["spans"])
