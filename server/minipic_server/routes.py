@@ -63,7 +63,7 @@ async def profile(request: Request) -> dict[str, Any]:
     return _service(request).profile.to_json()
 
 
-@router.post("/spans")
+@router.post("/spans", response_model=None)  # a cancelled one has no answer
 @with_cancellation  # a client that has gone wants nothing computed any more
 async def spans(body: SpansIn, raw_request: Request) -> dict[str, Any]:
     """Prefill spans; waits for them. Per span: hit, computed or rejected, with the reason."""
