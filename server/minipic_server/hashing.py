@@ -103,8 +103,11 @@ class SpanHasher:
             return []
         if last.kind == "span" and done == last.start // size:
             return []  # what is generated behind a span shorter than a block is nobody's
-        folds = _Folds(state.layout, self._hash)
-        return self._chain(request, state, last, request.block_hashes, total, _extra_keys(request), folds)
+        if done > last.start // size:
+            parent = request.block_hashes[-1]
+        else:  # the last segment's first block is full only now
+            parent = self._root(request, last, request.block_hashes, _Folds(state.layout, self._hash))
+        return self._chain(request, state, last, done, total, parent, _extra_keys(request))
 
     def _prompt(self, request: "Request", state: SpanState, packed: bytes) -> list[BlockHash]:
         """Hashes of the prompt's full blocks; notes those of each span."""
@@ -122,7 +125,8 @@ class SpanHasher:
                 chains.append(chain)
                 known += chain
             else:
-                known += self._chain(request, state, segment, known, stop, extra, folds)
+                parent = self._root(request, segment, known, folds) if stop > len(known) else None
+                known += self._chain(request, state, segment, len(known), stop, parent, extra)
         return known
 
     def _chain(
@@ -130,14 +134,14 @@ class SpanHasher:
         request: "Request",
         state: SpanState,
         segment: Segment,
-        known: list[BlockHash],
+        done: int,
         stop: int,
+        parent: BlockHash | None,
         extra: tuple[Any, ...] | None,
-        folds: _Folds,
     ) -> list[BlockHash]:
-        size, layout, done = self._config.block_size, state.layout, len(known)
+        """Hashes of the request's blocks [done, stop), all of this segment, behind ``parent``."""
+        size, layout = self._config.block_size, state.layout
         ids = request.all_token_ids[done * size : stop * size]
-        parent = known[done - 1] if done > segment.start // size else self._root(request, segment, known, folds)
         out: list[BlockHash] = []
         for i in range(len(ids) // size):
             keys = extra
