@@ -86,7 +86,9 @@ def test_killed_in_the_middle_of_everything(mortal, served, tmp_path) -> None:
     assert warming.returncode == 1
     *notes, error = said.strip().splitlines()
     assert error.startswith(f"minipic: can't reach a server at {mortal.url}")
-    assert [note.partition(":")[0] for note in notes] == ["stopped"]
+    said_first = {note.partition(":")[0] for note in notes[:-1]}
+    assert notes[-1].startswith("stopped: ")
+    assert said_first <= {"warming"}  # a slow machine has time for a line about the batch under way
     done = warm_states(manifest).count("warm")
     assert 0 < done < 200
     again = minipic(*command[3:], "--json", env={"MINIPIC_BASE_URL": served, "MINIPIC_API_KEY": KEY})
