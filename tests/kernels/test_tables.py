@@ -75,12 +75,14 @@ def test_pieces_cover_every_key_once_in_order(chunk):
 
 def test_tasks_have_slots_only_where_a_tile_is_split():
     rows, _ = rows_of((PARTS, 0, 180), (PARTS, 178, 1))
-    tables = AttendTables.of(rows, block_q=8, chunk=np.full(len(rows), 64), tile=64, zero=np.array([3, 5]))
+    zero = np.array([3, 5, *range(300, 311)])
+    tables = AttendTables.of(rows, block_q=8, chunk=np.full(len(rows), 64), tile=64, zero=zero)
     slots = tables.tasks[:, 6]
     assert sorted(slots[slots >= 0]) == list(range(tables.slots))
     split = tables.merges[tables.merges[:, 3] > 0]
     assert int(split[:, 3].sum()) == tables.slots
-    assert [tuple(m) for m in tables.merges[-2:]] == [(3, 1, 0, 0), (5, 1, 0, 0)]
+    nothing = [(3, 1, 0, 0), (5, 1, 0, 0), (300, 8, 0, 0), (308, 3, 0, 0)]
+    assert [tuple(m) for m in tables.merges[len(split) :]] == nothing
     queries = [q for t in tables.tasks if t[6] < 0 for q in range(t[0], t[0] + t[1])]
     queries += [q for m in split for q in range(m[0], m[0] + m[1])]
     assert sorted(queries) == [q for r in rows for q in range(r.query_start, r.query_start + r.query_len)]

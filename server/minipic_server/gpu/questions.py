@@ -16,7 +16,8 @@ from minipic_server.gpu.step import DeviceStep, ShortRows, attend_tables
 from minipic_server.gpu.tables import AttendTables
 
 REQUESTS = 8  # of a step
-TOKENS = (16, 32, 64, 128, 256, 512)  # of a step, padding included; those of vLLM's capture sizes are captured
+TOKENS = (16, 32, 64, 128, 256, 384, 512)  # of a step, padding included; those of vLLM's capture sizes are captured
+MIN_SEGMENT = 16  # tokens: no KV block is smaller
 _MATRIX_ROWS = 128
 
 
@@ -37,9 +38,14 @@ class Questions:
         return self._tables.buffer.nbytes
 
     def _sizes(self, tokens: int) -> tuple[int, int]:
-        """Tasks and merges of a captured step: tiles are at most ``tiles``, tasks as ``attend_tables`` makes them."""
+        """Tasks and merges of a captured step: tiles are at most ``tiles``, tasks as ``attend_tables`` makes them.
+
+        Every program of a launch costs, also one that finds nothing to do, so steps with more stretches of invisible
+        tokens than one for each segment's end, which fill at least a block each, are not for graphs.
+        """
         tiles = tokens // self._block_q + REQUESTS
-        return self._programs // self._shape.kv_heads + 1 + 2 * tiles, tokens + tiles
+        stretches = tokens // MIN_SEGMENT + REQUESTS
+        return self._programs // self._shape.kv_heads + 1 + 2 * tiles, stretches + tiles
 
     def plan(self, rows: Sequence[RowRuns], zero: np.ndarray, tokens: int) -> AttendTables | None:
         """Tables of a step, or ``None`` if it doesn't fit a graph of ``tokens``.

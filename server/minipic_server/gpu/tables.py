@@ -78,6 +78,15 @@ def _expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return item, np.arange(len(item)) - (counts.cumsum() - counts)[item]
 
 
+def _runs(tokens: np.ndarray, longest: int) -> np.ndarray:
+    """First token and length of every run of consecutive ``tokens``, cut at ``longest``. [runs, 2]"""
+    starts = np.flatnonzero(np.diff(tokens, prepend=-2) != 1)
+    lens = np.diff(starts, append=len(tokens))
+    run, k = _expand(-(-lens // longest))
+    at = k * longest
+    return np.stack((tokens[starts[run]] + at, np.minimum(longest, lens[run] - at)), 1)
+
+
 class AttendTables(NamedTuple):
     """Tables of the ``attend`` kernel; see there for the fields."""
 
@@ -123,13 +132,13 @@ class AttendTables(NamedTuple):
         tasks[:, 5] = to[which]
         tasks[:, 6] = np.where(split_tile[of], slots_before[of] + split, -1)
         merged = np.flatnonzero(split_tile)
-        merges = np.zeros((len(merged) + len(zero), MERGE_FIELDS), dtype=np.int32)
+        nothing = _runs(zero, block_q)
+        merges = np.zeros((len(merged) + len(nothing), MERGE_FIELDS), dtype=np.int32)
         merges[: len(merged), 0] = (starts[row] + at)[merged]
         merges[: len(merged), 1] = count[merged]
         merges[: len(merged), 2] = slots_before[merged]
         merges[: len(merged), 3] = per_tile[merged]
-        merges[len(merged) :, 0] = zero
-        merges[len(merged) :, 1] = 1
+        merges[len(merged) :, :2] = nothing
         return cls(tasks, pieces, merges, int(per_tile[merged].sum()))
 
     @classmethod

@@ -36,6 +36,8 @@ MERGE_FIELDS = 4
 ALL_VISIBLE = 1 << 30  # limit of a piece that every query sees whole
 _HOPPER = 232_448  # bytes of shared memory
 _SPARE = 16_384  # of it, for what the compiler adds
+_MERGED_QUERIES = 4  # of a program of the merge
+_MERGED_SPLITS = 16  # results that it reads at once, of one query; half as many of several
 
 
 class Settings(NamedTuple):
@@ -219,54 +221,40 @@ def _merge_kernel(
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     BLOCK_Q: tl.constexpr,
-    Q_PAD: tl.constexpr,
+    QUERIES: tl.constexpr,  # of a program
+    SPLITS: tl.constexpr,  # that it reads at once
 ):
-    merge = merge_ptr + tl.program_id(0) // heads * 4
+    # Few splits in flight in few programs would wait for memory most of the time.
+    groups = (BLOCK_Q + QUERIES - 1) // QUERIES
+    merge = merge_ptr + tl.program_id(0) // (heads * groups) * 4
     count = tl.load(merge + 1)
-    if count == 0:
+    begin = tl.program_id(0) % groups * QUERIES
+    if begin >= count:
         return
     first, slot, slots = tl.load(merge), tl.load(merge + 2), tl.load(merge + 3)
-    head = tl.program_id(0) % heads
+    head = tl.program_id(0) // groups % heads
     d = tl.arange(0, D_PAD)
-    if Q_PAD == 1:  # one query: many splits at once
-        s = tl.arange(0, 16)
-        top, total = float("-inf"), 0.0
-        acc = tl.zeros([D_PAD], tl.float32)
-        for i in range(0, slots, 16):
-            live = i + s < slots
-            part = (slot + i + s).to(tl.int64) * heads + head
-            lse = tl.load(lse_ptr + part, mask=live, other=float("-inf"))
-            read = live[:, None] & (d < D)[None, :]
-            parts = tl.load(part_ptr + part[:, None] * D + d[None, :], mask=read, other=0.0)
-            peak = tl.maximum(top, tl.max(lse, 0))
-            base = tl.where(peak == float("-inf"), 0.0, peak)
-            weight, fade = tl.exp2(lse - base), tl.exp2(top - base)
-            acc = acc * fade + tl.sum(weight[:, None] * parts, 0)
-            total = total * fade + tl.sum(weight, 0)
-            top = peak
-        result = acc / tl.where(total == 0.0, 1.0, total)
-        to = out_ptr + first.to(tl.int64) * out_token + head * out_head + d
-        tl.store(to, result.to(out_ptr.dtype.element_ty), mask=d < D)
-    else:
-        q = tl.arange(0, Q_PAD)
-        few = q < count
-        write = few[:, None] & (d < D)[None, :]
-        tops = tl.full([Q_PAD], float("-inf"), tl.float32)
-        totals = tl.zeros([Q_PAD], tl.float32)
-        sums = tl.zeros([Q_PAD, D_PAD], tl.float32)
-        for i in range(slot, slot + slots):
-            at = (tl.cast(i, tl.int64) * heads + head) * BLOCK_Q + q
-            lses = tl.load(lse_ptr + at, mask=few, other=float("-inf"))
-            peaks = tl.maximum(tops, lses)
-            bases = tl.where(peaks == float("-inf"), 0.0, peaks)
-            weights, fades = tl.exp2(lses - bases), tl.exp2(tops - bases)
-            sums = sums * fades[:, None]
-            sums += weights[:, None] * tl.load(part_ptr + at[:, None] * D + d[None, :], mask=write, other=0.0)
-            totals = totals * fades + weights
-            tops = peaks
-        results = sums / tl.where(totals == 0.0, 1.0, totals)[:, None]
-        where = out_ptr + (first + q).to(tl.int64)[:, None] * out_token + head * out_head + d[None, :]
-        tl.store(where, results.to(out_ptr.dtype.element_ty), mask=write)
+    q = begin + tl.arange(0, QUERIES)
+    few = q < count
+    s = tl.arange(0, SPLITS)
+    top = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, D_PAD], tl.float32)
+    for i in range(0, slots, SPLITS):
+        live = (i + s < slots)[:, None] & few[None, :]
+        part = ((slot + i + s).to(tl.int64) * heads + head)[:, None] * BLOCK_Q + q[None, :]
+        lse = tl.load(lse_ptr + part, mask=live, other=float("-inf"))
+        read = live[:, :, None] & (d < D)[None, None, :]
+        parts = tl.load(part_ptr + part[:, :, None] * D + d[None, None, :], mask=read, other=0.0)
+        peak = tl.maximum(top, tl.max(lse, 0))
+        base = tl.where(peak == float("-inf"), 0.0, peak)
+        weight, fade = tl.exp2(lse - base[None, :]), tl.exp2(top - base)
+        acc = acc * fade[:, None] + tl.sum(weight[:, :, None] * parts, 0)
+        total = total * fade + tl.sum(weight, 0)
+        top = peak
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    to = out_ptr + (first + q).to(tl.int64)[:, None] * out_token + head * out_head + d[None, :]
+    tl.store(to, result.to(out_ptr.dtype.element_ty), mask=few[:, None] & (d < D)[None, :])
 
 
 def attend(
@@ -352,7 +340,8 @@ def attend(
     if merges is not None and merges.shape[0]:
         strides = out.stride(0), out.stride(1), heads
         constants = _merge_constants(head, block_q)
-        launch(_merge_kernel, merges.shape[0] * heads, (merges, partial, lse, out, *strides), constants, warps=4)
+        programs = merges.shape[0] * heads * -(-block_q // min(power_of_two(block_q), _MERGED_QUERIES))
+        launch(_merge_kernel, programs, (merges, partial, lse, out, *strides), constants, warps=4)
 
 
 @cache
@@ -386,5 +375,7 @@ def _constants(
 
 @cache
 def _merge_constants(head: int, block_q: int) -> Constants:
-    pads = max(16, power_of_two(head)), power_of_two(block_q)
-    return (("D", head), ("D_PAD", pads[0]), ("BLOCK_Q", block_q), ("Q_PAD", pads[1]))
+    queries = min(power_of_two(block_q), _MERGED_QUERIES)
+    splits = _MERGED_SPLITS if queries == 1 else _MERGED_SPLITS // 2
+    pads = max(16, power_of_two(head))
+    return (("D", head), ("D_PAD", pads), ("BLOCK_Q", block_q), ("QUERIES", queries), ("SPLITS", splits))
