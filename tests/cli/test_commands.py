@@ -198,6 +198,23 @@ def test_a_key_that_is_wrong_is_no_missing_server(run, serve, docs: Path, monkey
     assert run(*command, "--api-key", "right").code == 0
 
 
+def test_doctor_tells_a_refused_key_from_a_missing_server(run, serve, monkeypatch) -> None:
+    def server(*arguments: str) -> tuple[int, str]:
+        done = run("doctor", "--json", *arguments)
+        return done.code, next(c["found"] for c in json.loads(done.out)["checks"] if c["name"] == "server")
+
+    monkeypatch.setattr("minipic_sdk._settings.DEFAULT_URL", "http://127.0.0.1:9")
+    assert "none reachable" in server()[1]
+    serve(FakeServer(api_key="right"))
+    missing, wrong, right = server(), server("--api-key", "wrong"), server("--api-key", "right")
+    assert (missing[0], wrong[0]) == (1, 1)
+    assert "wants an API key and yours is missing: give --api-key or set MINIPIC_API_KEY" in missing[1]
+    assert "is wrong: see what --api-key says" in wrong[1]
+    assert "serves fake" in right[1]
+    serve(FakeServer(kind="vllm"))
+    assert "has no MiniPIC plugin" in server()[1]
+
+
 def test_without_the_plugin_ask_degrades_and_warm_says_why_not(run, serve, docs: Path) -> None:
     serve(FakeServer(reply="Red.", kind="vllm"))
     asked = run("ask", QUESTION, "--docs", docs)
