@@ -1,7 +1,8 @@
 """``minipic warm``: prefill documents, so that the first question about them is fast."""
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Any, Final
@@ -25,6 +26,7 @@ from minipic_sdk import APIConnectionError, MiniPIC, MiniPICError, ModelProfile,
 from minipic_sdk.wire import SpanQuery
 
 _POLL_S: Final = 1.0
+_KINDS: Final = 5  # suffixes that are named
 
 
 def add_to(app: typer.Typer) -> None:
@@ -91,8 +93,9 @@ def warm(
             pinned=pin or ttl is not None,
             ttl=ttl,
         )
+        others: dict[str, int] = {}
         try:
-            warmer.run(walk(files, kind), scope(files))
+            warmer.run(walk(files, kind, others), scope(files))
             if STDIN in found:
                 source, held = of_stdin(kind)
                 with held:
@@ -102,7 +105,9 @@ def warm(
             raise
         needs = noted.distinct(warmer.target)
         room = Room.of(client.stats() if profile.up else {}, needs[1])
-    _report(warmer, room, needs, as_json=as_json, dry=dry_run)
+    _report(warmer, room, needs, others, as_json=as_json, dry=dry_run)
+    if others:
+        _left_out(others, files)
     _end(warmer, found)
 
 
@@ -166,10 +171,12 @@ def _stopped(warmer: Warmer, why: BaseException) -> None:
         note(f"{word}: {done} chunks are warm; run it again to go on")
 
 
-def _report(warmer: Warmer, room: Room, needs: tuple[int, int], *, as_json: bool, dry: bool) -> None:
+def _report(
+    warmer: Warmer, room: Room, needs: tuple[int, int], others: Mapping[str, int], *, as_json: bool, dry: bool
+) -> None:
     totals = warmer.totals
     body: dict[str, Any] = totals.to_json()
-    body["distinct"] = {"tokens": needs[0], **room.to_json()}
+    body |= {"distinct": {"tokens": needs[0], **room.to_json()}, "other_suffixes": others}
     if as_json:
         rejected = [{"name": name, "reason": why} for name, why in warmer.outbox.rejected]
         print_json({**body, "dry_run": dry, "failures": warmer.failures, "rejections": rejected})
@@ -201,6 +208,20 @@ def _summary(totals: Totals, rows: Sequence[Row], *, dry: bool) -> str:
     if totals.vanished:
         text += f"; {totals.vanished} documents are gone from disk (`minipic corpus rm --vanished`)"
     return text
+
+
+def _left_out(others: Mapping[str, int], paths: Sequence[str]) -> None:
+    """Say which files of directories were not looked at, and how they would be."""
+    often = sorted(others, key=lambda suffix: (-others[suffix], suffix))
+    kinds = [f"{suffix or 'no suffix'} ({others[suffix]})" for suffix in often[:_KINDS]]
+    if len(often) > _KINDS:
+        kinds.append(f"{len(often) - _KINDS} more suffixes")
+    folder = next(path for path in paths if os.path.isdir(path)).rstrip(os.sep)
+    suffix = next((f"*{suffix}" for suffix in often if suffix), "NAME")
+    note(
+        f"left out {sum(others.values())} files of other kinds: {', '.join(kinds)}; named ones are read as text, "
+        f"or as --format says: minipic warm '{folder}/**/{suffix}'"
+    )
 
 
 def _end(warmer: Warmer, paths: Sequence[str]) -> None:

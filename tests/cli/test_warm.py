@@ -261,6 +261,25 @@ def test_globs_and_formats(run, serve, docs: Path) -> None:
     assert (missing.code, "matches nothing" in missing.err) == (2, True)
 
 
+def test_files_of_other_kinds_are_counted_and_the_way_to_include_them_is_said(run, serve, docs: Path) -> None:
+    server = serve(FakeServer())
+    assert "left out" not in run("warm", docs).err
+    for name in ("one.log", "two.LOG", "Makefile", ".hidden"):
+        (docs / name).write_text(f"text of {name}")
+    done = run("warm", docs, "--json")
+    assert json.loads(done.out)["other_suffixes"] == {"": 1, ".log": 2}
+    assert done.err == (
+        "left out 3 files of other kinds: .log (2), no suffix (1); named ones are read as text, or as --format says: "
+        f"minipic warm '{docs}/**/*.log'\n"
+    )
+    assert run("warm", docs, "--quiet").err == ""
+    assert run("warm", f"{docs}/**/*.log").err == ""
+    assert _sent(server)[-1] == f"{docs}/one.log"
+    for i in range(9):
+        (docs / f"x.{i}").write_text("")
+    assert ".log (2), no suffix (1), .0 (1), .1 (1), .2 (1), 6 more suffixes;" in run("warm", docs).err
+
+
 def test_stdin(run, serve, monkeypatch) -> None:
     import io
 
