@@ -85,7 +85,7 @@ def warm(
         warmer = Warmer(
             noted,
             profile.served,
-            _telling(_sender(client, dry=dry_run, pin=pin, ttl=ttl), bar) if profile.up else None,
+            _telling(_sender(client, dry=dry_run, pin=pin, ttl=ttl), bar, dry=dry_run) if profile.up else None,
             chunk_tokens=limit,
             salt=cache_salt,
             encoding=encoding,
@@ -148,13 +148,13 @@ def _sender(client: MiniPIC, *, dry: bool, pin: bool, ttl: float | None) -> Send
     return client.lookup if dry else partial(client.warm, pin=pin, ttl=ttl)
 
 
-def _telling(send: Send, bar: Advance) -> Send:
+def _telling(send: Send, bar: Advance, *, dry: bool) -> Send:
     """The same, with a word about each batch: a slow server takes a minute for one."""
-    done = 0
+    done, doing = 0, "looking up" if dry else "warming"
 
     def told(queries: Sequence[SpanQuery]) -> SpansReport:
         nonlocal done
-        bar.say(f"warming: {done} chunks done, {len(queries)} under way")
+        bar.say(f"{doing}: {done} chunks done, {len(queries)} under way")
         report = send(queries)
         done += len(queries)
         return report

@@ -243,6 +243,13 @@ def test_dry_run_counts_and_computes_nothing(run, serve, docs: Path) -> None:
     assert not Path(os.environ["MINIPIC_MANIFEST"]).exists()
 
 
+def test_what_is_under_way_is_said_by_its_name(run, serve, docs: Path, monkeypatch) -> None:
+    serve(FakeServer())
+    monkeypatch.setattr("minipic_cli.console.SECONDS_A_LINE", 0.0)
+    assert run("warm", docs, "--dry-run").err == "looking up: 0 chunks done, 2 under way\n"
+    assert run("warm", docs).err == "warming: 0 chunks done, 2 under way\n"
+
+
 def test_dry_run_without_a_server_counts_for_the_bundled_model(run, docs: Path, monkeypatch) -> None:
     monkeypatch.setattr("minipic_sdk._settings.DEFAULT_URL", "http://127.0.0.1:9")
     done = run("warm", docs, "--dry-run")
