@@ -17,7 +17,7 @@ from minipic_cli.corpus.chunking import DEFAULT_TOKENS
 from minipic_cli.corpus.entry import default_path
 from minipic_cli.corpus.manifest import Manifest
 from minipic_cli.corpus.room import Room
-from minipic_cli.corpus.sending import SHOWN, Send
+from minipic_cli.corpus.sending import LOST, SHOWN, Send
 from minipic_cli.corpus.sources import FORMATS, STDIN, expand, of_stdin, scope, size_of, walk
 from minipic_cli.corpus.totals import Row, Totals
 from minipic_cli.corpus.warming import Warmer
@@ -202,9 +202,8 @@ def _summary(totals: Totals, rows: Sequence[Row], *, dry: bool) -> str:
         return text + f"{totals.chunks} would be computed, fewer if some are cached"
     if dry:
         return text + f"{totals.hit} are warm, {totals.chunks - totals.hit} would be computed"
-    text += f"{totals.computed} computed, {totals.hit} were warm, {totals.rejected} rejected"
-    if totals.refilled:
-        text += f"; {totals.refilled} had been evicted or lost by a restart and are refilled"
+    again = f" ({totals.refilled} of them again: {LOST})" if totals.refilled else ""
+    text += f"{totals.computed} computed{again}, {totals.hit} hit, {totals.rejected} rejected"
     if totals.vanished:
         text += f"; {totals.vanished} documents are gone from disk (`minipic corpus rm --vanished`)"
     return text

@@ -81,7 +81,7 @@ def test_warm_reports_and_does_nothing_twice(run, serve, docs: Path) -> None:
     assert (first["documents"], first["computed"], first["hit"]) == (2, 2, 0)
     again = run("warm", docs)
     assert "2 documents" in again.out
-    assert "2 were warm" in again.out
+    assert "0 computed, 2 hit" in again.out
     assert again.code == 0
 
 

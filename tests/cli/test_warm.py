@@ -87,7 +87,9 @@ def test_a_restarted_server_is_noticed_and_refilled(run, serve, docs: Path, old)
     assert gone.code == 1
     assert "2 absent" in gone.out
     told = run("warm", docs)
-    assert "2 had been evicted or lost by a restart and are refilled" in told.out
+    assert "2 computed (2 of them again: evicted, or lost by a restart), 0 hit, 0 rejected" in told.out
+    assert told.out.count("evicted, or lost by a restart") == 3  # of each document, and in all
+    assert "first seen" not in told.out
     assert run("corpus", "verify").code == 0
 
 
