@@ -5,7 +5,7 @@ import importlib.metadata
 import importlib.util
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
@@ -20,6 +20,9 @@ from minipic_cli.servers import warm_when_up
 VLLM_VERSION: Final = "0.32.0"
 DEFAULT_PORT: Final = 8000
 _GIB: Final = 1 << 30
+FIRST_START: Final = "the first start compiles kernels for this machine: some minutes; later ones reuse them"
+_COMPILING: Final = ("--enforce-eager", "--compilation-config", "-cc", "--optimization-level")  # decide about it
+NOT_COMPILING: Final = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE", "VLLM_DISABLE_COMPILE_CACHE")
 
 
 class Served(NamedTuple):
@@ -100,6 +103,8 @@ def serve(
         note(
             f"serving {served.name} on {where}; ready in minutes on a CPU (--enforce-eager: in one). Then, in another terminal:"
         )
+        if compiles_first(given, os.environ):
+            note(FIRST_START)
         target = "" if port == DEFAULT_PORT else f"--base-url {where} "
         note(f'  minipic ask {target}"What does delivery cost?" --docs docs/')
         if warm:
@@ -169,6 +174,15 @@ def cpu_has_bfloat16() -> bool:
     except OSError:
         return True
     return bool(flags & {"amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16"})
+
+
+def compiles_first(options: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether vLLM is sure to compile the model: it keeps what it compiles, and has never compiled anything here."""
+    chosen = any(option.split("=")[0] in _COMPILING or option.startswith("-O") for option in options)
+    off = any(environment.get(name, "0") != "0" for name in NOT_COMPILING)
+    caches = Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "vllm"
+    kept = Path(environment.get("VLLM_CACHE_ROOT") or caches).expanduser() / "torch_compile_cache"
+    return not chosen and not off and not any(kept.glob("*/*"))
 
 
 def server_environment(environment: Mapping[str, str], *, local: bool, api_key: str | None) -> dict[str, str]:
