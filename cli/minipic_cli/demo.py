@@ -106,7 +106,7 @@ def _ask(client: MiniPIC, prompt: Prompt) -> dict[str, Any]:
 def _answers(url: str, client: MiniPIC, shuffled: Sequence[Sequence[Document]], items: int) -> dict[str, Any]:
     """Mean log probability per token of the true answers: bare tokens against spans; the orders take turns."""
     profile = client.profile()
-    with console.progress(f"scoring the true answers of {items} questions, plain and with spans", 2 * items) as bar:
+    with console.progress(f"scoring {items} true answers, plain and with spans", 2 * items) as bar:
 
         def scorer(spans: bool) -> Scorer:
             def scored(golds: Sequence[Gold], prompt: Prompt) -> list[list[float]]:

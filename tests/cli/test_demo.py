@@ -15,6 +15,6 @@ def test_scoring_says_how_far_it_is(monkeypatch, capsys) -> None:
     client = MiniPIC(http_client=FakeServer().http_client())
     found = demo._answers(client.base_url, client, orders(list(passages()), 3), 6)
     assert found == {"items": 6, "plain_logprob": -1.0, "minipic_logprob": -1.0, "gap": 0.0}
-    what = "scoring the true answers of 6 questions, plain and with spans"
+    what = "scoring 6 true answers, plain and with spans"
     lines = capsys.readouterr().err.splitlines()
     assert (lines[0], lines[1], lines[-1]) == (what, f"{what}: 0 of 12", f"{what}: 12 of 12")
