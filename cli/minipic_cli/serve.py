@@ -100,11 +100,11 @@ def serve(
     where = f"http://{local}:{port}"
 
     def starting() -> None:
+        if compiles_first(given, os.environ):
+            note(FIRST_START)
         note(
             f"serving {served.name} on {where}; ready in minutes on a CPU (--enforce-eager: in one). Then, in another terminal:"
         )
-        if compiles_first(given, os.environ):
-            note(FIRST_START)
         target = "" if port == DEFAULT_PORT else f"--base-url {where} "
         note(f'  minipic ask {target}"What does delivery cost?" --docs docs/')
         if warm:
