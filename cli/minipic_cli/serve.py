@@ -21,8 +21,9 @@ VLLM_VERSION: Final = "0.32.0"
 DEFAULT_PORT: Final = 8000
 _GIB: Final = 1 << 30
 FIRST_START: Final = "the first start compiles kernels for this machine: some minutes; later ones reuse them"
+EVERY_START: Final = "vLLM compiles the model first, at every start on a CPU: some minutes (not with --enforce-eager)"
 _COMPILING: Final = ("--enforce-eager", "--compilation-config", "-cc", "--optimization-level")  # decide about it
-NOT_COMPILING: Final = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE", "VLLM_DISABLE_COMPILE_CACHE")
+NOT_COMPILING: Final = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 
 
 class Served(NamedTuple):
@@ -100,11 +101,9 @@ def serve(
     where = f"http://{local}:{port}"
 
     def starting() -> None:
-        if compiles_first(given, os.environ):
-            note(FIRST_START)
-        note(
-            f"serving {served.name} on {where}; ready in minutes on a CPU (--enforce-eager: in one). Then, in another terminal:"
-        )
+        if (said := compiling(given, os.environ)) is not None:
+            note(said)
+        note(f"serving {served.name} on {where}; when it is ready, in another terminal:")
         target = "" if port == DEFAULT_PORT else f"--base-url {where} "
         note(f'  minipic ask {target}"What does delivery cost?" --docs docs/')
         if warm:
@@ -176,13 +175,17 @@ def cpu_has_bfloat16() -> bool:
     return bool(flags & {"amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16"})
 
 
-def compiles_first(options: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether vLLM is sure to compile the model: it keeps what it compiles, and has never compiled anything here."""
+def compiling(options: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """What to say about it if vLLM is sure to compile the model."""
     chosen = any(option.split("=")[0] in _COMPILING or option.startswith("-O") for option in options)
-    off = any(environment.get(name, "0") != "0" for name in NOT_COMPILING)
+    if chosen or any(environment.get(name, "0") != "0" for name in NOT_COMPILING):
+        return None
+    if on_cpu():
+        return EVERY_START  # vLLM 0.32.0 keeps what it compiles there, but fails to load it
     caches = Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "vllm"
     kept = Path(environment.get("VLLM_CACHE_ROOT") or caches).expanduser() / "torch_compile_cache"
-    return not chosen and not off and not any(kept.glob("*/*"))
+    reused = environment.get("VLLM_DISABLE_COMPILE_CACHE", "0") == "0"
+    return FIRST_START if reused and not any(kept.glob("*/*")) else None
 
 
 def server_environment(environment: Mapping[str, str], *, local: bool, api_key: str | None) -> dict[str, str]:

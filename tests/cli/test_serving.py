@@ -105,31 +105,33 @@ def test_the_banner_comes_when_the_options_are_known_to_be_right(run, handed, mo
     assert capsys.readouterr().err == ""
 
 
-def test_the_first_start_is_said_to_compile(run, handed, model: Path, monkeypatch, capsys, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cpu", [True, False], ids=["CPU", "GPU"])
+def test_a_start_that_compiles_is_said_to(run, handed, model: Path, monkeypatch, capsys, tmp_path: Path, cpu) -> None:
     from vllm import envs
 
-    def told(*options: str) -> bool:
+    def told(*options: str) -> str:
         run("serve", model, *options)
         handed["starting"]()
-        return serve.FIRST_START in capsys.readouterr().err.splitlines()[0]
+        return capsys.readouterr().err.splitlines()[0]
 
+    monkeypatch.setattr(serve, "on_cpu", lambda: cpu)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in ("VLLM_CACHE_ROOT", *serve.NOT_COMPILING):
+    for name in ("VLLM_CACHE_ROOT", "VLLM_DISABLE_COMPILE_CACHE", *serve.NOT_COMPILING):
         monkeypatch.delenv(name, raising=False)
-    assert told()
-    assert not told("--enforce-eager")
-    assert not told("-O0")
+    assert told() == (serve.EVERY_START if cpu else serve.FIRST_START)
+    assert told("--enforce-eager").startswith("serving")
+    assert told("-O0").startswith("serving")
     for name in serve.NOT_COMPILING:
         with monkeypatch.context() as context:
             context.setenv(name, "1")
-            assert not told()
+            assert told().startswith("serving")
     for root in (tmp_path / "cache" / "vllm", tmp_path / "elsewhere"):
         if root.name != "vllm":
             monkeypatch.setenv("VLLM_CACHE_ROOT", str(root))
-            assert told()
+            assert not told().startswith("serving")
         assert Path(envs.VLLM_CACHE_ROOT) == root
         (root / "torch_compile_cache" / "torch_aot_compile" / "0fbe").mkdir(parents=True)
-        assert not told()
+        assert told() == serve.EVERY_START if cpu else told().startswith("serving")
 
 
 @pytest.mark.parametrize(
