@@ -102,7 +102,7 @@ class AsyncMiniPIC:
         return await self._run(report(self._session, UNPIN_PATH, spans, cache_salt))
 
     async def lookup(self, spans: Spans, *, cache_salt: str | None = None) -> SpansReport:
-        """Ask what is cached; computes nothing. Each is hit, partial, absent, or rejected."""
+        """Ask what is cached; computes nothing. Each is resident, partial, absent, or rejected."""
         return await self._run(report(self._session, LOOKUP_PATH, spans, cache_salt))
 
     def prefetch(self, spans: Spans, *, cache_salt: str | None = None) -> bool:

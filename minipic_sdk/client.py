@@ -119,7 +119,7 @@ class MiniPIC:
         return self._run(report(self._session, UNPIN_PATH, spans, cache_salt))
 
     def lookup(self, spans: Spans, *, cache_salt: str | None = None) -> SpansReport:
-        """Ask what is cached; computes nothing. Each is hit, partial, absent, or rejected."""
+        """Ask what is cached; computes nothing. Each is resident, partial, absent, or rejected."""
         return self._run(report(self._session, LOOKUP_PATH, spans, cache_salt))
 
     def prefetch(self, spans: Spans, *, cache_salt: str | None = None) -> bool:

@@ -134,5 +134,5 @@ class SpansReport:
         return sum(s.blocks for s in self.spans)
 
     def count(self, status: str) -> int:
-        """Spans of this status: "hit", "computed", "rejected", "partial" or "absent"."""
+        """Spans of this status: "hit", "computed", "rejected", "resident", "partial" or "absent"."""
         return sum(s.status == status for s in self.spans)

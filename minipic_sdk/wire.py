@@ -2,7 +2,7 @@
 
     GET  /v1/minipic/profile                -> ModelProfile.to_json()
     POST /v1/minipic/spans         SpansRequest -> {"spans": [SpanStatus, ...]}   hit | computed | rejected
-    POST /v1/minipic/spans/lookup  SpansRequest -> {"spans": [SpanStatus, ...]}   hit | partial | absent | rejected
+    POST /v1/minipic/spans/lookup  SpansRequest -> {"spans": [SpanStatus, ...]}   resident | partial | absent | rejected
     POST /v1/minipic/spans/unpin   SpansRequest -> as the look-up, afterwards
     GET  /v1/minipic/requests/{id}          -> {"spans": [SpanStatus, ...]}       hit | computed; id: the response's
     GET  /v1/minipic/stats                  -> counters by name
@@ -25,8 +25,8 @@ REQUESTS_PATH: Final = "/v1/minipic/requests/"
 STATS_PATH: Final = "/v1/minipic/stats"
 MAX_SPANS: Final = 4096  # in one SpansRequest
 
-Status = Literal["hit", "computed", "rejected", "partial", "absent"]
-_STATUSES: Final = frozenset(("hit", "computed", "rejected", "partial", "absent"))
+Status = Literal["hit", "computed", "rejected", "resident", "partial", "absent"]
+_STATUSES: Final = frozenset(("hit", "computed", "rejected", "resident", "partial", "absent"))
 # For isinstance, of which every answer needs some for every span: a union made on the spot takes nine times as long.
 _NONE: Final = type(None)
 _TEXT: Final = (str, _NONE)

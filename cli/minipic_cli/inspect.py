@@ -148,7 +148,7 @@ class Seen:
         ]
         told = [f for f in self.found if f is not None]
         if told:
-            hits = [f for f in told if f.status == "hit"]
+            hits = [f for f in told if f.status == "resident"]
             lines.append(
                 f"{len(hits)} of {len(told)} spans would hit: {sum(f.tokens for f in hits)} of "
                 f"{sum(f.tokens for f in told)} span tokens need no computing"

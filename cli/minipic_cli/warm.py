@@ -68,7 +68,7 @@ def warm(
 ) -> None:
     """Prefill documents on the server; each file or chunk is a span, reusable at any place of any prompt.
 
-    Run it again after documents changed, after ^C or after the server was restarted: what is cached is not computed
+    Run it again after documents changed, after ^C or after the server was restarted: what is warm is not computed
     twice, what is unchanged is not read again.
     """
     found = expand(paths)
@@ -168,7 +168,7 @@ def _stopped(warmer: Warmer, why: BaseException) -> None:
     done, interrupted = totals.hit + totals.computed, isinstance(why, KeyboardInterrupt)
     if done or interrupted:
         word = "interrupted" if interrupted else "stopped"
-        note(f"{word}: {done} chunks are cached; run it again to go on")
+        note(f"{word}: {done} chunks are warm; run it again to go on")
 
 
 def _report(
@@ -201,7 +201,7 @@ def _summary(totals: Totals, rows: Sequence[Row], *, dry: bool) -> str:
     if dry and all("unknown" in row.counts for row in rows):
         return text + f"{totals.chunks} would be computed, fewer if some are cached"
     if dry:
-        return text + f"{totals.hit} hit, {totals.chunks - totals.hit} would be computed"
+        return text + f"{totals.hit} are warm, {totals.chunks - totals.hit} would be computed"
     again = f" ({totals.refilled} of them again: {LOST})" if totals.refilled else ""
     text += f"{totals.computed} computed{again}, {totals.hit} hit, {totals.rejected} rejected"
     if totals.vanished:

@@ -257,7 +257,9 @@ class FakeServer:
         held = (key, salt) in self._seen
         blocks = -(-(len(ids) + 1) // self.profile.block_size)
         if not computes:
-            return SpanStatus(name, "hit" if held else "absent", None, len(ids), blocks, key, blocks if held else 0)
+            return SpanStatus(
+                name, "resident" if held else "absent", None, len(ids), blocks, key, blocks if held else 0
+            )
         self._seen.add((key, salt))
         return SpanStatus(name, "hit" if held else "computed", None if held else "first seen", len(ids), blocks, key)
 

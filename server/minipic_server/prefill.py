@@ -69,7 +69,7 @@ class SpanService:
         there: dict[str, int] = {}
         for i, (found, ids) in enumerate(looked):
             if ids and found["key"] not in refused:
-                (there if found["status"] == "hit" else missing).setdefault(found["key"], i)
+                (there if found["status"] == "resident" else missing).setdefault(found["key"], i)
         if body.holds:
             lost = await self._pin(body, [(i, looked[i][1]) for i in there.values()], looked, refused)
             missing |= {looked[i][0]["key"]: i for i, _ in lost}
@@ -112,7 +112,7 @@ class SpanService:
         for found, ids in out:
             if ids:
                 key, blocks, resident, pinned, left = next(answers)
-                status = "hit" if resident == blocks else "partial" if resident else "absent"
+                status = "resident" if resident == blocks else "partial" if resident else "absent"
                 found |= {"key": key, "status": status, "blocks": blocks, "resident_blocks": resident}
                 found |= {"pinned": pinned, "expires_in": left}
         return out

@@ -72,7 +72,7 @@ async def spans(body: SpansIn, raw_request: Request) -> dict[str, Any]:
 
 @router.post("/spans/lookup")
 async def lookup(request: Request, body: SpansIn) -> dict[str, Any]:
-    """What is resident; computes nothing. Per span: hit, partial, absent or rejected."""
+    """What is resident; computes nothing. Per span: resident, partial, absent or rejected."""
     return {"spans": await _service(request).lookup(body)}
 
 

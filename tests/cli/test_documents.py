@@ -142,4 +142,4 @@ def test_what_was_warmed_is_found(run, serve, tmp_path: Path, name: str) -> None
     told = json.loads(run("inspect", "Why?", "--docs", tmp_path / name, "--json").out)
     spans = [s for s in told["segments"] if s["kind"] == "span"]
     assert len(spans) == warmed["chunks"] > (0 if name[0] in "ac" else 1)
-    assert {s["status"] for s in spans} == {"hit"}
+    assert {s["status"] for s in spans} == {"resident"}

@@ -81,11 +81,7 @@ def test_a_restarted_server_is_noticed_and_refilled(run, serve, docs: Path, old)
     server = serve(FakeServer())
     old(docs)
     _warm(run, docs)
-    verified = run("corpus", "verify")
-    assert (verified.code, verified.out) == (0, "2 hit\n")
-    assert {json.loads(line)["status"] for line in run("corpus", "verify", "--json").out.splitlines()} == {"hit"}
-    assert _warm(run, docs, "--dry-run")["hit"] == 2
-    assert "2 hit, 0 would be computed" in run("warm", docs, "--dry-run").out
+    assert run("corpus", "verify").code == 0
     server.evict()
     gone = run("corpus", "verify")
     assert gone.code == 1

@@ -46,8 +46,8 @@ def until(holds: Callable[[], bool]) -> None:
 
 def test_serve_warm_fills_the_cache_at_start(mortal) -> None:
     with MiniPIC(base_url=mortal.url) as client:
-        until(lambda: client.lookup(list(TEXTS.values())).count("hit") == len(TEXTS))
-        assert client.lookup(["Nobody warmed this."]).count("hit") == 0
+        until(lambda: client.lookup(list(TEXTS.values())).count("resident") == len(TEXTS))
+        assert client.lookup(["Nobody warmed this."]).count("resident") == 0
 
 
 def warm_states(manifest: Path) -> list[str]:

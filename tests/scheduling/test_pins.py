@@ -268,7 +268,7 @@ def test_the_route_pins_what_it_prefills_and_rejects_the_rest(dry):
     assert looked["pinned"] and 29 < looked["expires_in"] <= 30
     gone = asyncio.run(made.unpin(body(A, B, C)))
     assert [s["pinned"] for s in gone] == [False] * 3
-    assert [s["status"] for s in gone] == ["hit", "hit", "absent"]
+    assert [s["status"] for s in gone] == ["resident", "resident", "absent"]
     assert asyncio.run(made.prefill(body(C)))[0]["status"] == "computed"
     check_empty(d)
 

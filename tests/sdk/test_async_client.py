@@ -49,7 +49,7 @@ async def test_everything_once(server: FakeServer) -> None:
     async with AsyncMiniPIC(http_client=server.async_http_client()) as client:
         assert await client.profile() == server.profile
         assert (await client.warm(DOCS)).count("computed") == 2
-        assert (await client.lookup(DOCS)).count("hit") == 2
+        assert (await client.lookup(DOCS)).count("resident") == 2
         result = await client.generate(compose(server), max_tokens=20)
         assert (result.text, {s.status for s in result.spans}) == ("Rottnest.", {"hit"})
         assert (await client.stats())["resident"] == 2
@@ -114,7 +114,7 @@ async def test_prefetch(server: FakeServer) -> None:
             await asyncio.sleep(0.005)
             if len(server.requests) >= 4:
                 break
-        assert (await client.lookup([*DOCS, "more"])).count("hit") == 3
+        assert (await client.lookup([*DOCS, "more"])).count("resident") == 3
         accepted = [client.prefetch([str(i)]) for i in range(80)]
         assert sum(accepted) == 64
     assert asyncio.all_tasks() == {asyncio.current_task()}  # closing waits for what it cancels

@@ -138,7 +138,7 @@ def test_warm_and_lookup(server: FakeServer, client: MiniPIC) -> None:
     assert [(s.name, s.status) for s in report.spans][1] == ("diet", "computed")
     assert (report.count("computed"), report.tokens, report.blocks) == (2, 47, 4)
     assert client.warm(DOCS).count("hit") == 2
-    assert client.lookup(compose(server)).count("hit") == 2
+    assert client.lookup(compose(server)).count("resident") == 2
     assert client.generate(compose(server)).spans[0].status == "hit"
     assert client.warm([]).spans == ()
     assert client.stats()["resident"] == 2
@@ -173,7 +173,7 @@ def test_salts(server: FakeServer) -> None:
         prompt = Prompt.compose(docs, "Where?", profile=server.profile)
         assert [s.status for s in one.generate(prompt).spans] == ["hit", "hit"]
         assert [s.status for s in one.generate(prompt, cache_salt="b").spans] == ["computed", "hit"]
-        assert one.lookup(docs, cache_salt="c").count("hit") == 1
+        assert one.lookup(docs, cache_salt="c").count("resident") == 1
 
 
 def test_prefetch_is_deduplicated_and_its_failures_are_dropped(server: FakeServer, client: MiniPIC) -> None:
@@ -526,7 +526,7 @@ def test_pinning_and_unpinning() -> None:
         assert (too_much.status, too_much.pinned) == ("rejected", False)
         assert "pinned spans may take 8 KV blocks" in (too_much.reason or "")
         assert client.stats()["pinned_spans"] == 1
-        assert [(s.status, s.pinned) for s in client.unpin(DOCS[1:]).spans] == [("hit", False)]
+        assert [(s.status, s.pinned) for s in client.unpin(DOCS[1:]).spans] == [("resident", False)]
         assert [s.pinned for s in client.lookup(DOCS).spans] == [False, False]
 
 

@@ -126,14 +126,14 @@ def verify(
     quiet: options.Quiet = False,
 ) -> None:
     """Ask the server which documents are in its cache; computes nothing. Exit code 1 if any is missing."""
-    counts = {"hit": 0, "partial": 0, "absent": 0, "rejected": 0}
+    counts = {"resident": 0, "partial": 0, "absent": 0, "rejected": 0}
     other = 0
     with (
         settings.open_manifest(manifest, create=False) as known,
         connected(base_url, api_key, cache_salt=cache_salt) as client,
     ):
         mine = _mine(client, cache_salt)
-        shown = table("document", "chunks", "status", "cached", right=("chunks", "cached"))
+        shown = table("document", "chunks", "status", "resident", right=("chunks", "resident"))
         for entry in _chosen(known, sources):
             if not mine(entry):
                 other += 1
@@ -143,15 +143,15 @@ def verify(
             if as_json:
                 body = {"source": entry.source, "status": status, "resident_blocks": have, "blocks": blocks}
                 _json_line(body)
-            elif status != "hit":
+            elif status != "resident":
                 shown.add_row(entry.source, str(entry.chunks), status, f"{have}/{blocks}")
     if not as_json:
         if shown.row_count:
             out().print(shown, markup=False)
-        out().print(", ".join(f"{n} {name}" for name, n in counts.items() if n or name == "hit"))
+        out().print(", ".join(f"{n} {name}" for name, n in counts.items() if n or name == "resident"))
     if other:
         note(f"{other} documents are of another model, profile or salt, or gone from disk: not asked about")
-    if sum(counts.values()) != counts["hit"]:
+    if sum(counts.values()) != counts["resident"]:
         note("`minipic warm PATH...` refills what is missing")
         raise typer.Exit(1)
 
@@ -244,13 +244,13 @@ def _mine(client: MiniPIC, salt: str | None) -> Callable[[Entry], bool]:
     try:
         profile = client.profile()
     except NotFoundError as problem:
-        raise CLIError(f"{client.base_url} has no MiniPIC plugin, so nothing is cached there") from problem
+        raise CLIError(f"{client.base_url} has no MiniPIC plugin, so nothing is warm there") from problem
     wanted = (profile.model, profile.fingerprint, salt_digest(salt))
     return lambda e: (e.model, e.fingerprint, e.salt) == wanted and e.state != "vanished"
 
 
 def _look_up(client: MiniPIC, known: Manifest, entry: Entry) -> tuple[str, int, int]:
-    """Status, blocks in the cache, blocks of a document."""
+    """Status, resident blocks, blocks of a document."""
     have = 0
     statuses: set[str] = set()
     for report in each_batch(known, entry, client.lookup):
@@ -258,8 +258,8 @@ def _look_up(client: MiniPIC, known: Manifest, entry: Entry) -> tuple[str, int, 
         have += sum(s.resident_blocks or 0 for s in report.spans)
     if "rejected" in statuses:
         return "rejected", have, entry.blocks
-    if statuses <= {"hit"}:
-        return "hit", have, entry.blocks
+    if statuses <= {"resident"}:
+        return "resident", have, entry.blocks
     return ("partial" if have else "absent"), have, entry.blocks
 
 

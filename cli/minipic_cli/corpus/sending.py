@@ -14,7 +14,7 @@ SHOWN: Final = 100  # documents, failures: memory stays flat
 _SENT: Final = 1 << 15  # spans remembered, at least, so that duplicates aren't sent again
 _FIRST: Final = "first seen"  # by a server that may have been restarted since
 LOST: Final = "evicted, or lost by a restart"
-_CACHED: Final = frozenset(("hit", "computed"))
+_WARM: Final = frozenset(("hit", "computed", "resident"))
 
 Send = Callable[[Sequence[SpanQuery]], SpansReport]
 
@@ -83,7 +83,7 @@ class Outbox:
         statuses = self._send([query for _, _, query in batch]).spans
         with self._manifest.write():
             for (row, mark, _), status in zip(batch, statuses, strict=True):
-                if status.status in _CACHED:
+                if status.status in _WARM:
                     self._sent.add(mark)
                     if len(self._sent) == _SENT:
                         self._sent, self._sent_before = set(), self._sent
@@ -97,7 +97,7 @@ class Outbox:
         row.reason = row.reason or (LOST if lost else status.reason)
         row.loose = row.loose or status.pinned is False
         totals = self._totals
-        if status.status == "hit":
+        if status.status in ("hit", "resident"):
             totals.hit += 1
         elif status.status == "computed":
             totals.computed += 1

@@ -61,5 +61,5 @@ class Row:
     @property
     def status(self) -> str:
         """The worst of its chunks' statuses."""
-        order = ("rejected", "computed", "unknown", "absent", "partial", "hit")
+        order = ("rejected", "computed", "unknown", "absent", "partial", "hit", "resident")
         return next((s for s in order if self.counts.get(s)), "")
