@@ -145,6 +145,25 @@ def test_a_time_to_live_ends(dry):
     check_empty(d)
 
 
+def test_pinning_the_same_again_and_again_is_not_remembered_each_time(dry):
+    """As a client does that keeps its spans alive; a deadline far away would otherwise stay until it comes."""
+    d = dry(blocks=40, **SMALL)
+    d.add(warm(A, B))
+    d.drain()
+    now = [0.0]
+    d.scheduler.pins._clock = lambda: now[0]
+    for i in range(300):
+        now[0] = i
+        pin(d, A, B, ttl=1000)
+        d.scheduler.minipic("unpin", [asked(B)])
+    assert len(d.scheduler.pins._deadlines) < 20
+    now[0] = 1298
+    assert status(d, A) == (True, True)
+    now[0] = 1299
+    assert status(d, A) == (True, False)
+    check_empty(d)
+
+
 def test_common_leading_blocks_are_held_once_and_kept_for_the_other(dry):
     d = dry(blocks=40, **SMALL)
     longer = (*A[:31], *words(20))  # the first two blocks are A's
