@@ -253,6 +253,7 @@ def service(d: Dry) -> SpanService:
             from vllm.v1.request import Request
 
             self.calls += 1
+            assert len(given["prompt_token_ids"]) + params.max_tokens <= d.scheduler.max_model_len
             request = Request(request_id, given["prompt_token_ids"], params, None, block_hasher=d.hasher)
             d.outputs[request_id] = []
             d.scheduler.add_request(request)
@@ -302,6 +303,20 @@ def test_a_corpus_larger_than_the_cache_is_pinned_as_far_as_it_goes(dry):
     assert sum(pinned) == d.scheduler.pins.limit // 3
     assert all(status(d, x) == (True, True) for x in documents[: sum(pinned)])
     finish(d)
+
+
+def test_a_long_anchor_of_ones_own_leaves_less_room_for_spans(dry):
+    """One span too many in a pack would be a 400 for all of them; one that fits nowhere is rejected alone."""
+    d = dry(blocks=40, max_model_len=256)
+    made = service(d)
+    long = body(*[words(40) for _ in range(3)], words(120), anchor_token_ids=list(words(150)))
+    got = asyncio.run(made.prefill(long))
+    assert [s["status"] for s in got] == ["computed"] * 3 + ["rejected"]
+    assert got[3]["reason"] == "128 tokens with padding, the model has room for 90"
+    assert [s["status"] for s in asyncio.run(made.lookup(long))] == ["resident"] * 3 + ["rejected"]
+    everything = body(A, anchor_token_ids=list(words(300)))
+    assert [s["status"] for s in asyncio.run(made.prefill(everything))] == ["rejected"]
+    check_empty(d)
 
 
 @pytest.mark.parametrize("ttl", [0, -1, float("inf"), float("nan")])
