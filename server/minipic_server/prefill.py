@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm import SamplingParams
+from vllm.entrypoints.generate.base.protocol import validate_cache_salt
 from vllm.utils import random_uuid
 
 from minipic_sdk import Document
@@ -97,6 +98,7 @@ class SpanService:
             raise ProfileMismatch(
                 f"stale profile {body.fingerprint}: this server has {self.profile.fingerprint}; fetch it again"
             )
+        validate_cache_salt(body.cache_salt)  # as vLLM's routes do: an empty one would be none, and shared with all
         out: list[tuple[dict[str, Any], list[int]]] = []
         room = self._room(body)
         for ordinal, span in enumerate(body.spans):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
+from vllm.exceptions import VLLMClientError
 
 from minipic_server.pins import ABSENT, pin_limit
 from minipic_server.prefill import SpanService
@@ -317,6 +318,16 @@ def test_a_long_anchor_of_ones_own_leaves_less_room_for_spans(dry):
     everything = body(A, anchor_token_ids=list(words(300)))
     assert [s["status"] for s in asyncio.run(made.prefill(everything))] == ["rejected"]
     check_empty(d)
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 129, "a/b"], ids=["empty", "long", "slash"])
+@pytest.mark.parametrize("route", ["prefill", "lookup", "unpin"])
+def test_a_salt_is_one_that_vllms_own_routes_take(dry, route, salt):
+    """An empty one, that vLLM refuses, would have put a tenant's spans where everybody hits them."""
+    d = dry(blocks=40, max_model_len=256)
+    with pytest.raises(VLLMClientError, match="cache_salt"):
+        asyncio.run(getattr(service(d), route)(body(A, cache_salt=salt)))
+    assert status(d, A) == (False, False)
 
 
 @pytest.mark.parametrize("ttl", [0, -1, float("inf"), float("nan")])
