@@ -86,7 +86,7 @@ class SpanHasher:
         self._domain = ("minipic", LAYOUT_VERSION, config.model, tuple(config.control), config.block_size)
         self._memo: OrderedDict[tuple[Any, ...], list[BlockHash]] = OrderedDict()
         self._memo_bytes = 0
-        self._span_root = lru_cache(maxsize=64)(self._new_span_root)  # two a prompt; an anchor may be long
+        self._span_root = lru_cache(maxsize=16)(self._new_span_root)  # two a prompt; an anchor may be as long as it
 
     def __call__(self, request: "Request") -> list[BlockHash]:
         """Hashes of the request's full blocks that have none yet."""

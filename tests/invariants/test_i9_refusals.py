@@ -87,6 +87,7 @@ OPTIONS = {
         "speculative",
     ),
     "prompt-embeddings": ({"enable_prompt_embeds": True}, "prompt embeddings"),
+    "trace-replay": ({"enable_trace_replay": True}, "trace replay"),
     "weak-hash": ({"prefix_caching_hash_algo": "xxhash"}, "sha256"),
     "kv-events": (
         {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}},
