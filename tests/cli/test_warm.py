@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -527,15 +528,24 @@ def test_waiting_for_a_server(run, serve, docs: Path, monkeypatch) -> None:
 
 
 def test_a_wait_is_announced_and_its_end_is_told(run, docs: Path, monkeypatch) -> None:
+    """By a clock on which only the pauses take time: the first attempt alone may take longer than half a second."""
+    now, slept = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
     monkeypatch.setattr("minipic_sdk._flow.MIN_DELAY", 0.0)
-    command = ("warm", docs, "--wait", "0.5", "--base-url", "http://127.0.0.1:9")
+    monkeypatch.setattr("minipic_cli.warm.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    command = ("warm", docs, "--wait", "2.5", "--base-url", "http://127.0.0.1:9")
     done = run(*command)
     waiting, end = done.err.splitlines()
     assert done.code == 1
-    assert waiting == "waiting for the server at http://127.0.0.1:9 (up to 0.5 s)"
-    assert "http://127.0.0.1:9 is not up after 0.5 s" in end
+    assert waiting == "waiting for the server at http://127.0.0.1:9 (up to 2.5 s)"
+    assert "http://127.0.0.1:9 is not up after 2.5 s" in end
+    assert slept == [1.0, 1.0, 0.5]
     quiet = run(*command, "--quiet")
-    assert (quiet.code, quiet.err.count("\n"), "is not up after 0.5 s" in quiet.err) == (1, 1, True)
+    assert (quiet.code, quiet.err.count("\n"), "is not up after 2.5 s" in quiet.err) == (1, 1, True)
 
 
 def test_show_ls_and_rm(run, serve, docs: Path) -> None:
