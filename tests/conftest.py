@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before anything imports torch or vLLM: one process, one thread, no compilation, no network.
 for _name, _value in {
@@ -22,6 +23,10 @@ for _name, _value in {
     os.environ.setdefault(_name, _value)
 sys.path.insert(0, str(Path(__file__).parent))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored, by child processes too
+
+# How long an example takes, or making it up, says how busy the machine is.
+settings.register_profile("minipic", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("minipic")
 
 
 @pytest.fixture(scope="session", autouse=True)
