@@ -29,11 +29,19 @@ settings.register_profile("minipic", deadline=None, max_examples=60, suppress_he
 settings.load_profile("minipic")
 
 
+# Colours off a terminal (Rich's own names), and settings of the user's.
+LEFT_OUT = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "MINIPIC_BASE_URL", "MINIPIC_API_KEY", "MINIPIC_DEBUG")
+
+
 @pytest.fixture(scope="session", autouse=True)
-def empty_data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def machine_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Commands find no manifest of this machine's user, perhaps an older MiniPIC's, and leave none."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        for name in LEFT_OUT:
+            patch.delenv(name, raising=False)
+        for name in ("no_proxy", "NO_PROXY"):  # the tests' servers are on this machine
+            patch.setenv(name, ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost"))))
         yield
 
 
