@@ -491,7 +491,7 @@ def test_two_at_once_on_one_manifest(serve, run, tmp_path: Path) -> None:
         for _ in range(2)
     ]
     for process in running:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
         assert json.loads(out)["documents"] == 300
     with Manifest(Path(os.environ["MINIPIC_MANIFEST"])) as known:
@@ -577,7 +577,7 @@ def test_interrupting_a_process_ends_it_with_130(docs: Path) -> None:
         process = subprocess.Popen(arguments, stderr=subprocess.PIPE)
         connection, _ = listening.accept()  # it asks, and is never answered
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=600)
         connection.close()
     assert process.returncode == 130
     assert b"Traceback" not in err
