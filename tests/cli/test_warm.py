@@ -127,6 +127,16 @@ def test_ten_thousand_duplicates_are_one_span(run, serve, tmp_path: Path) -> Non
     assert len(_sent(server)) <= 64
 
 
+def test_what_is_under_way_is_told_now_and_then(run, serve, tmp_path: Path, monkeypatch) -> None:
+    serve(FakeServer())
+    for i in range(100):
+        (tmp_path / f"{i:02}.txt").write_text(f"document number {i}")
+    monkeypatch.setattr("minipic_cli.console.SECONDS_A_LINE", -1.0)  # "now and then" is always
+    told = ["warming: 0 chunks done, 64 under way", "warming: 64 chunks done, 36 under way"]
+    assert run("warm", tmp_path).err.splitlines() == told
+    assert run("warm", tmp_path, "--quiet").err == ""
+
+
 def test_a_line_that_can_t_be_text_fails_alone(run, serve, tmp_path: Path) -> None:
     serve(FakeServer())
     (tmp_path / "a.jsonl").write_text('{"text": "half \\ud83d of a character"}\n{"text": "whole"}\n')
