@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -126,6 +127,16 @@ def test_ten_thousand_duplicates_are_one_span(run, serve, tmp_path: Path) -> Non
     assert (told["documents"], told["computed"], told["hit"]) == (10_000, 1, 9_999)
     assert told["distinct"]["blocks"] == 2
     assert len(_sent(server)) <= 64
+
+
+def test_what_is_under_way_is_told_now_and_then(run, serve, tmp_path: Path, monkeypatch) -> None:
+    serve(FakeServer())
+    for i in range(100):
+        (tmp_path / f"{i:02}.txt").write_text(f"document number {i}")
+    monkeypatch.setattr("minipic_cli.console.SECONDS_A_LINE", -1.0)  # "now and then" is always
+    told = ["warming: 0 chunks done, 64 under way", "warming: 64 chunks done, 36 under way"]
+    assert run("warm", tmp_path).err.splitlines() == told
+    assert run("warm", tmp_path, "--quiet").err == ""
 
 
 def test_a_line_that_can_t_be_text_fails_alone(run, serve, tmp_path: Path) -> None:
@@ -518,7 +529,7 @@ def test_two_at_once_on_one_manifest(serve, run, tmp_path: Path) -> None:
         for _ in range(2)
     ]
     for process in running:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
         assert json.loads(out)["documents"] == 300
     with Manifest(Path(os.environ["MINIPIC_MANIFEST"])) as known:
@@ -555,15 +566,24 @@ def test_waiting_for_a_server(run, serve, docs: Path, monkeypatch) -> None:
 
 
 def test_a_wait_is_announced_and_its_end_is_told(run, docs: Path, monkeypatch) -> None:
+    """By a clock on which only the pauses take time: the first attempt alone may take longer than half a second."""
+    now, slept = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
     monkeypatch.setattr("minipic_sdk._flow.MIN_DELAY", 0.0)
-    command = ("warm", docs, "--wait", "0.5", "--base-url", "http://127.0.0.1:9")
+    monkeypatch.setattr("minipic_cli.warm.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    command = ("warm", docs, "--wait", "2.5", "--base-url", "http://127.0.0.1:9")
     done = run(*command)
     waiting, end = done.err.splitlines()
     assert done.code == 1
-    assert waiting == "waiting for the server at http://127.0.0.1:9 (up to 0.5 s)"
-    assert "http://127.0.0.1:9 is not up after 0.5 s" in end
+    assert waiting == "waiting for the server at http://127.0.0.1:9 (up to 2.5 s)"
+    assert "http://127.0.0.1:9 is not up after 2.5 s" in end
+    assert slept == [1.0, 1.0, 0.5]
     quiet = run(*command, "--quiet")
-    assert (quiet.code, quiet.err.count("\n"), "is not up after 0.5 s" in quiet.err) == (1, 1, True)
+    assert (quiet.code, quiet.err.count("\n"), "is not up after 2.5 s" in quiet.err) == (1, 1, True)
 
 
 def test_show_ls_and_rm(run, serve, docs: Path) -> None:
@@ -595,7 +615,7 @@ def test_interrupting_a_process_ends_it_with_130(docs: Path) -> None:
         process = subprocess.Popen(arguments, stderr=subprocess.PIPE)
         connection, _ = listening.accept()  # it asks, and is never answered
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=600)
         connection.close()
     assert process.returncode == 130
     assert b"Traceback" not in err
