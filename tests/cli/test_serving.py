@@ -105,8 +105,7 @@ def test_the_banner_comes_when_the_options_are_known_to_be_right(run, handed, mo
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("cpu", [True, False], ids=["CPU", "GPU"])
-def test_a_start_that_compiles_is_said_to(run, handed, model: Path, monkeypatch, capsys, tmp_path: Path, cpu) -> None:
+def test_a_start_that_compiles_is_said_to(run, handed, model: Path, monkeypatch, capsys, tmp_path: Path) -> None:
     from vllm import envs
 
     def told(*options: str) -> str:
@@ -114,11 +113,10 @@ def test_a_start_that_compiles_is_said_to(run, handed, model: Path, monkeypatch,
         handed["starting"]()
         return capsys.readouterr().err.splitlines()[0]
 
-    monkeypatch.setattr(serve, "on_cpu", lambda: cpu)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("VLLM_CACHE_ROOT", "VLLM_DISABLE_COMPILE_CACHE", *serve.NOT_COMPILING):
         monkeypatch.delenv(name, raising=False)
-    assert told() == (serve.EVERY_START if cpu else serve.FIRST_START)
+    assert told() == serve.FIRST_START
     assert told("--enforce-eager").startswith("serving")
     assert told("-O0").startswith("serving")
     for name in serve.NOT_COMPILING:
@@ -131,7 +129,7 @@ def test_a_start_that_compiles_is_said_to(run, handed, model: Path, monkeypatch,
             assert not told().startswith("serving")
         assert Path(envs.VLLM_CACHE_ROOT) == root
         (root / "torch_compile_cache" / "torch_aot_compile" / "0fbe").mkdir(parents=True)
-        assert told() == serve.EVERY_START if cpu else told().startswith("serving")
+        assert told().startswith("serving")
 
 
 @pytest.mark.parametrize(
@@ -198,12 +196,16 @@ def test_vllm_must_be_there_and_of_the_right_version(run, monkeypatch) -> None:
     assert "0.11.0 is installed" in done.err
 
 
-def test_defaults_never_override_the_user() -> None:
-    given = {"VLLM_CPU_KVCACHE_SPACE": "7", "HF_HUB_OFFLINE": "0"}
+def test_defaults_never_override_the_user(monkeypatch) -> None:
+    monkeypatch.setattr(serve, "on_cpu", lambda: True)
+    given = {"VLLM_CPU_KVCACHE_SPACE": "7", "VLLM_USE_AOT_COMPILE": "1", "HF_HUB_OFFLINE": "0"}
     assert serve.server_environment(given, local=True, api_key=None) == {}
     made = serve.server_environment({}, local=False, api_key="k")
-    assert set(made) == {"VLLM_CPU_KVCACHE_SPACE", "VLLM_API_KEY"}
+    assert set(made) == {"VLLM_CPU_KVCACHE_SPACE", "VLLM_USE_AOT_COMPILE", "VLLM_API_KEY"}
+    assert made["VLLM_USE_AOT_COMPILE"] == "0"
     assert 1 <= int(made["VLLM_CPU_KVCACHE_SPACE"]) <= 16
+    monkeypatch.setattr(serve, "on_cpu", lambda: False)
+    assert "VLLM_USE_AOT_COMPILE" not in serve.server_environment({}, local=False, api_key=None)
 
 
 def _child(code: str) -> Server:
