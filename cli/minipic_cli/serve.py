@@ -182,10 +182,13 @@ def compiling(options: Sequence[str], environment: Mapping[str, str]) -> str | N
     chosen = any(option.split("=")[0] in _COMPILING or option.startswith("-O") for option in options)
     if chosen or any(environment.get(name, "0") != "0" for name in NOT_COMPILING):
         return None
-    caches = Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "vllm"
-    kept = Path(environment.get("VLLM_CACHE_ROOT") or caches).expanduser() / "torch_compile_cache"
+    if on_cpu():
+        kept = (Path(environment["TORCHINDUCTOR_CACHE_DIR"]) / "fxgraph").glob("*")
+    else:
+        caches = Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "vllm"
+        kept = (Path(environment.get("VLLM_CACHE_ROOT") or caches).expanduser() / "torch_compile_cache").glob("*/*")
     reused = environment.get("VLLM_DISABLE_COMPILE_CACHE", "0") == "0"
-    return FIRST_START if reused and not any(kept.glob("*/*")) else None
+    return FIRST_START if reused and not any(kept) else None
 
 
 def server_environment(environment: Mapping[str, str], *, local: bool, api_key: str | None) -> dict[str, str]:
@@ -196,12 +199,16 @@ def server_environment(environment: Mapping[str, str], *, local: bool, api_key: 
         local: whether the model is a directory, so that no hub needs to be asked.
         api_key: what clients must send; through the environment, so that `ps` doesn't show it.
     """
+    from minipic_cli.models.store import home
+
     made: dict[str, str] = {}
     if "VLLM_CPU_KVCACHE_SPACE" not in environment:
         # vLLM would take most of the machine's memory, and refuse to start if others use some of it.
         made["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, min(16, _memory_available() // 4 // _GIB)))
-    if on_cpu() and "VLLM_USE_AOT_COMPILE" not in environment:
-        made["VLLM_USE_AOT_COMPILE"] = "0"  # vLLM 0.32.0 can't load what it saves there, and compiles at every start
+    if on_cpu():
+        # vLLM 0.32.0 can't load what it compiles ahead of time there; what torch keeps would be gone with /tmp.
+        kept = {"VLLM_USE_AOT_COMPILE": "0", "TORCHINDUCTOR_CACHE_DIR": str(home() / "torchinductor")}
+        made |= {name: value for name, value in kept.items() if name not in environment}
     if local and "HF_HUB_OFFLINE" not in environment:
         made["HF_HUB_OFFLINE"] = "1"
     if api_key:

@@ -1,6 +1,7 @@
 """What ``minipic serve`` hands to vLLM, and servers as child processes."""
 
 import inspect
+import os
 import socket
 import sys
 import time
@@ -30,7 +31,14 @@ def handed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(serve, "check_vllm", lambda: None)
     monkeypatch.setattr(serve, "check_port", lambda host, port: None)
     monkeypatch.setattr(serve, "cpu_has_bfloat16", lambda: True)
-    for name in ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE", "HF_HUB_OFFLINE"):
+    names = (
+        "VLLM_API_KEY",
+        "VLLM_CPU_KVCACHE_SPACE",
+        "VLLM_USE_AOT_COMPILE",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "HF_HUB_OFFLINE",
+    )
+    for name in names:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv(name, "")  # so that what the command sets is taken back
         monkeypatch.delenv(name)
@@ -105,7 +113,8 @@ def test_the_banner_comes_when_the_options_are_known_to_be_right(run, handed, mo
     assert capsys.readouterr().err == ""
 
 
-def test_a_start_that_compiles_is_said_to(run, handed, model: Path, monkeypatch, capsys, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cpu", [True, False], ids=["CPU", "GPU"])
+def test_a_start_that_compiles_is_said_to(run, handed, model: Path, monkeypatch, capsys, tmp_path: Path, cpu) -> None:
     from vllm import envs
 
     def told(*options: str) -> str:
@@ -113,8 +122,10 @@ def test_a_start_that_compiles_is_said_to(run, handed, model: Path, monkeypatch,
         handed["starting"]()
         return capsys.readouterr().err.splitlines()[0]
 
+    monkeypatch.setattr(serve, "on_cpu", lambda: cpu)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in ("VLLM_CACHE_ROOT", "VLLM_DISABLE_COMPILE_CACHE", *serve.NOT_COMPILING):
+    names = "MINIPIC_HOME", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT", "VLLM_DISABLE_COMPILE_CACHE"
+    for name in (*names, *serve.NOT_COMPILING):
         monkeypatch.delenv(name, raising=False)
     assert told() == serve.FIRST_START
     assert told("--enforce-eager").startswith("serving")
@@ -123,13 +134,16 @@ def test_a_start_that_compiles_is_said_to(run, handed, model: Path, monkeypatch,
         with monkeypatch.context() as context:
             context.setenv(name, "1")
             assert told().startswith("serving")
-    for root in (tmp_path / "cache" / "vllm", tmp_path / "elsewhere"):
-        if root.name != "vllm":
-            monkeypatch.setenv("VLLM_CACHE_ROOT", str(root))
-            assert not told().startswith("serving")
-        assert Path(envs.VLLM_CACHE_ROOT) == root
-        (root / "torch_compile_cache" / "torch_aot_compile" / "0fbe").mkdir(parents=True)
-        assert told().startswith("serving")
+    own = tmp_path / "cache" / "minipic" / "torchinductor" / "fxgraph" / "b7"
+    vllms = tmp_path / "cache" / "vllm" / "torch_compile_cache" / "torch_aot_compile" / "0fbe"
+    assert (
+        own.is_relative_to(os.environ["TORCHINDUCTOR_CACHE_DIR"]) if cpu else "VLLM_USE_AOT_COMPILE" not in os.environ
+    )
+    assert vllms.is_relative_to(envs.VLLM_CACHE_ROOT)
+    (vllms if cpu else own).mkdir(parents=True)
+    assert told() == serve.FIRST_START
+    (own if cpu else vllms).mkdir(parents=True)
+    assert told().startswith("serving")
 
 
 @pytest.mark.parametrize(
@@ -198,14 +212,16 @@ def test_vllm_must_be_there_and_of_the_right_version(run, monkeypatch) -> None:
 
 def test_defaults_never_override_the_user(monkeypatch) -> None:
     monkeypatch.setattr(serve, "on_cpu", lambda: True)
-    given = {"VLLM_CPU_KVCACHE_SPACE": "7", "VLLM_USE_AOT_COMPILE": "1", "HF_HUB_OFFLINE": "0"}
+    given = dict.fromkeys(
+        ("VLLM_CPU_KVCACHE_SPACE", "VLLM_USE_AOT_COMPILE", "TORCHINDUCTOR_CACHE_DIR", "HF_HUB_OFFLINE"), "7"
+    )
     assert serve.server_environment(given, local=True, api_key=None) == {}
     made = serve.server_environment({}, local=False, api_key="k")
-    assert set(made) == {"VLLM_CPU_KVCACHE_SPACE", "VLLM_USE_AOT_COMPILE", "VLLM_API_KEY"}
+    assert set(made) == {*given, "VLLM_API_KEY"} - {"HF_HUB_OFFLINE"}
     assert made["VLLM_USE_AOT_COMPILE"] == "0"
     assert 1 <= int(made["VLLM_CPU_KVCACHE_SPACE"]) <= 16
     monkeypatch.setattr(serve, "on_cpu", lambda: False)
-    assert "VLLM_USE_AOT_COMPILE" not in serve.server_environment({}, local=False, api_key=None)
+    assert set(serve.server_environment({}, local=False, api_key=None)) == {"VLLM_CPU_KVCACHE_SPACE"}
 
 
 def _child(code: str) -> Server:
