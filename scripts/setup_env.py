@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import venv
 from pathlib import Path
@@ -27,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 STAMP = ".minipic-setup"
+SECONDS_A_LINE = 10.0
 ABSENT = ("No matching distribution", "ResolutionImpossible")  # the latter where pip has a constraint on torch
 
 # A process of its own: an import that dies inside a native library must not look like success.
@@ -178,33 +180,48 @@ def run_pip(python: Path, args: list[str] | tuple[str, ...]) -> str | None:
 
 
 class Progress:
-    """Turns pip's output into one line on a terminal, and into a line every ten seconds elsewhere."""
+    """Turns pip's output, and its silence, into one line on a terminal, and into a line every ten seconds elsewhere."""
 
     def __init__(self, total: int) -> None:
         """``total``: packages to come, 0 if unknown."""
         self.total = total
         self.terminal = sys.stdout.isatty()
         self.collected = 0
-        self.due = time.monotonic() + 10
+        self.text = "    pip at work"
+        self.begin = time.monotonic()
+        self.due = self.begin + SECONDS_A_LINE
+        self.ended = threading.Event()
+        threading.Thread(target=self.beat, daemon=True).start()
 
     def __call__(self, line: str) -> None:
         """Take a line of pip's output."""
         if line.startswith("Collecting "):
             self.collected += 1
-            text = f"    {self.collected} of {self.total}: {line.split()[1]}"
+            self.text = f"    {self.collected} of {self.total}: {line.split()[1]}"
         elif line.startswith("Installing collected") and self.collected:
-            text = "    unpacking"
+            self.text = f"    unpacking {self.collected} packages"  # of which pip says nothing, for minutes
             self.due = 0.0
         else:
             return
+        self.show()
+
+    def beat(self) -> None:
+        """Show that it lives, until it has ended."""
+        while not self.ended.wait(1):
+            self.show()
+
+    def show(self) -> None:
+        """Say what is under way, and for how long pip has been at it."""
+        text = f"{self.text} ({time.monotonic() - self.begin:.0f} s)"
         if self.terminal:
             print(f"\r{text}\033[K", end="", flush=True)
         elif time.monotonic() >= self.due:
             print(text, flush=True)
-            self.due = time.monotonic() + 10
+            self.due = time.monotonic() + SECONDS_A_LINE
 
     def end(self) -> None:
         """Clear the line."""
+        self.ended.set()
         if self.terminal:
             print("\r\033[K", end="", flush=True)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before anything imports torch or vLLM: one process, one thread, no compilation, no network.
 for _name, _value in {
@@ -23,12 +24,24 @@ for _name, _value in {
 sys.path.insert(0, str(Path(__file__).parent))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored, by child processes too
 
+# How long an example takes, or making it up, says how busy the machine is.
+settings.register_profile("minipic", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("minipic")
+
+
+# Colours off a terminal (Rich's own names), and settings of the user's.
+LEFT_OUT = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "MINIPIC_BASE_URL", "MINIPIC_API_KEY", "MINIPIC_DEBUG")
+
 
 @pytest.fixture(scope="session", autouse=True)
-def empty_data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def machine_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Commands find no manifest of this machine's user, perhaps an older MiniPIC's, and leave none."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        for name in LEFT_OUT:
+            patch.delenv(name, raising=False)
+        for name in ("no_proxy", "NO_PROXY"):  # the tests' servers are on this machine
+            patch.setenv(name, ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost"))))
         yield
 
 

@@ -44,7 +44,7 @@ def connected(base_url: str | None, api_key: str | None, **options: Any) -> Iter
                 "or name another with --base-url"
             ) from error
         except AuthenticationError as error:
-            raise CLIError(f"{client.base_url} wants an API key and yours {_key_hint(api_key)}") from error
+            raise CLIError(key_refused(client, api_key)) from error
 
 
 def served_profile(client: MiniPIC) -> ModelProfile:
@@ -53,6 +53,11 @@ def served_profile(client: MiniPIC) -> ModelProfile:
         return client.profile()
     except NotFoundError:
         return ModelProfile.default()
+
+
+def key_refused(client: MiniPIC, api_key: str | None) -> str:
+    """What to say when the server wants another API key."""
+    return f"{client.base_url} wants an API key and yours {_key_hint(api_key)}"
 
 
 def _key_hint(api_key: str | None) -> str:

@@ -86,10 +86,12 @@ def waiting(text: str) -> Iterator[None]:
 
 @contextmanager
 def progress(text: str, total: int) -> Iterator["Advance"]:
-    """A bar on a terminal, nothing elsewhere."""
+    """A bar on a terminal, a line elsewhere."""
     console = err()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     hidden = _State.quiet or not console.is_terminal
+    if hidden:
+        note(text)
     with Progress(*columns, console=console, disable=hidden, transient=True) as bar:
         yield Advance(bar, bar.add_task(text, total=total))
 
@@ -122,6 +124,13 @@ class Advance:
 
     def __call__(self, count: int = 1) -> None:
         self._bar.advance(self._task, count)
+
+    def tell(self, count: int = 1) -> None:
+        """Move it; where there is no bar, a line now and then says how far it is."""
+        self(count)
+        if self._bar.disable:
+            task = self._bar.tasks[0]
+            self.say(f"{task.description}: {task.completed:.0f} of {task.total:.0f}")
 
     def say(self, text: str) -> None:
         """What is being done now: beside the bar, or as a line now and then where there is none."""

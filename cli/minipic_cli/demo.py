@@ -72,9 +72,8 @@ def _run(client: MiniPIC, server: Server, items: int) -> dict[str, Any]:
         "orders": rows,
     }
     if items:
-        with console.waiting(f"scoring the true answers of {items} lookup questions, plain and with spans"):
-            # In the orders just asked, which are cached for the plain prompts too.
-            result["answers"] = _answers(server.url, client, shuffled, items)
+        # In the orders just asked, which are cached for the plain prompts too.
+        result["answers"] = _answers(server.url, client, shuffled, items)
     return result
 
 
@@ -107,15 +106,16 @@ def _ask(client: MiniPIC, prompt: Prompt) -> dict[str, Any]:
 def _answers(url: str, client: MiniPIC, shuffled: Sequence[Sequence[Document]], items: int) -> dict[str, Any]:
     """Mean log probability per token of the true answers: bare tokens against spans; the orders take turns."""
     profile = client.profile()
+    with console.progress(f"scoring {items} true answers, plain and with spans", 2 * items) as bar:
 
-    def scorer(spans: bool) -> Scorer:
-        def scored(golds: Sequence[Gold], prompt: Prompt) -> list[list[float]]:
-            extra = prompt.extra_body if spans else {}
-            return score(golds, lambda probes: _complete(url, profile.model, probes, extra))
+        def scorer(spans: bool) -> Scorer:
+            def scored(golds: Sequence[Gold], prompt: Prompt) -> list[list[float]]:
+                extra = prompt.extra_body if spans else {}
+                return score(golds, lambda probes: _complete(url, profile.model, probes, extra), bar.tell)
 
-        return scored
+            return scored
 
-    plain, spans = map(statistics.fmean, compare(profile, shuffled, items, scorer(False), scorer(True)))
+        plain, spans = map(statistics.fmean, compare(profile, shuffled, items, scorer(False), scorer(True)))
     return {
         "items": items,
         "plain_logprob": round(plain, 4),

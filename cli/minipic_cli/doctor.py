@@ -4,14 +4,15 @@ import importlib.metadata
 import json
 import os
 import shutil
+import warnings
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
 from minipic_cli import console, options
-from minipic_cli.connection import make_client
-from minipic_sdk.errors import MiniPICError
+from minipic_cli.connection import key_refused, make_client
+from minipic_sdk.errors import AuthenticationError, MiniPICError, NotFoundError, SpansOffWarning
 
 
 class Check(NamedTuple):
@@ -128,14 +129,19 @@ def _default_model() -> Check:
 def _server(base_url: str | None, api_key: str | None) -> Check:
     client = make_client(base_url, api_key, max_retries=0, timeout=5)
     try:
-        with client:
+        with client, warnings.catch_warnings():
+            warnings.simplefilter("ignore", SpansOffWarning)  # said below
             profile = client.profile()
         return Check(
             "server", True, f"{client.base_url} serves {profile.model} with blocks of {profile.block_size} tokens"
         )
+    except AuthenticationError:
+        return Check("server", False, key_refused(client, api_key))
+    except NotFoundError:
+        found = f"{client.base_url} has no MiniPIC plugin: serve with `minipic serve`"
     except MiniPICError as error:
-        # Only a server that was named must be there.
-        return Check("server", base_url is None, f"none reachable: {error}")
+        found = f"none reachable: {error}"
+    return Check("server", base_url is None, found)  # only one that was named must be there
 
 
 def _show(checks: list[Check]) -> None:

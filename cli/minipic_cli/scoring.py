@@ -46,8 +46,8 @@ Complete = Callable[[list[Probe]], list[list[Said]]]
 """Runs requests as one batch; the generated tokens of each."""
 
 
-def score(golds: Sequence[Gold], complete: Complete) -> list[list[float]]:
-    """Log probability of every answer's tokens, in order."""
+def score(golds: Sequence[Gold], complete: Complete, done: Callable[[int], None] = lambda _: None) -> list[list[float]]:
+    """Log probability of every answer's tokens, in order; ``done`` is told how many answers more are scored."""
     found: list[list[float]] = [[] for _ in golds]
     narrow: set[int] = set()  # whose next token was not among the alternatives
     while todo := [i for i, gold in enumerate(golds) if len(found[i]) < len(gold.answer)]:
@@ -61,6 +61,7 @@ def score(golds: Sequence[Gold], complete: Complete) -> list[list[float]]:
                 narrow.add(i)
             else:
                 narrow.discard(i)
+        done(sum(len(found[i]) == len(golds[i].answer) for i in todo))
     return found
 
 

@@ -1,7 +1,8 @@
 """``minipic warm``: prefill documents, so that the first question about them is fast."""
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Any, Final
@@ -16,7 +17,7 @@ from minipic_cli.corpus.chunking import DEFAULT_TOKENS
 from minipic_cli.corpus.entry import default_path
 from minipic_cli.corpus.manifest import Manifest
 from minipic_cli.corpus.room import Room
-from minipic_cli.corpus.sending import SHOWN, Send
+from minipic_cli.corpus.sending import LOST, SHOWN, Send
 from minipic_cli.corpus.sources import FORMATS, STDIN, expand, of_stdin, scope, size_of, walk
 from minipic_cli.corpus.totals import Row, Totals
 from minipic_cli.corpus.warming import Warmer
@@ -25,6 +26,7 @@ from minipic_sdk import APIConnectionError, MiniPIC, MiniPICError, ModelProfile,
 from minipic_sdk.wire import SpanQuery
 
 _POLL_S: Final = 1.0
+_KINDS: Final = 5  # suffixes that are named
 
 
 def add_to(app: typer.Typer) -> None:
@@ -83,7 +85,7 @@ def warm(
         warmer = Warmer(
             noted,
             profile.served,
-            _telling(_sender(client, dry=dry_run, pin=pin, ttl=ttl), bar) if profile.up else None,
+            _telling(_sender(client, dry=dry_run, pin=pin, ttl=ttl), bar, dry=dry_run) if profile.up else None,
             chunk_tokens=limit,
             salt=cache_salt,
             encoding=encoding,
@@ -91,8 +93,9 @@ def warm(
             pinned=pin or ttl is not None,
             ttl=ttl,
         )
+        others: dict[str, int] = {}
         try:
-            warmer.run(walk(files, kind), scope(files))
+            warmer.run(walk(files, kind, others), scope(files))
             if STDIN in found:
                 source, held = of_stdin(kind)
                 with held:
@@ -102,7 +105,9 @@ def warm(
             raise
         needs = noted.distinct(warmer.target)
         room = Room.of(client.stats() if profile.up else {}, needs[1])
-    _report(warmer, room, needs, as_json=as_json, dry=dry_run)
+    _report(warmer, room, needs, others, as_json=as_json, dry=dry_run)
+    if others:
+        _left_out(others, files)
     _end(warmer, found)
 
 
@@ -143,13 +148,13 @@ def _sender(client: MiniPIC, *, dry: bool, pin: bool, ttl: float | None) -> Send
     return client.lookup if dry else partial(client.warm, pin=pin, ttl=ttl)
 
 
-def _telling(send: Send, bar: Advance) -> Send:
+def _telling(send: Send, bar: Advance, *, dry: bool) -> Send:
     """The same, with a word about each batch: a slow server takes a minute for one."""
-    done = 0
+    done, doing = 0, "looking up" if dry else "warming"
 
     def told(queries: Sequence[SpanQuery]) -> SpansReport:
         nonlocal done
-        bar.say(f"warming: {done} chunks done, {len(queries)} under way")
+        bar.say(f"{doing}: {done} chunks done, {len(queries)} under way")
         report = send(queries)
         done += len(queries)
         return report
@@ -166,10 +171,12 @@ def _stopped(warmer: Warmer, why: BaseException) -> None:
         note(f"{word}: {done} chunks are warm; run it again to go on")
 
 
-def _report(warmer: Warmer, room: Room, needs: tuple[int, int], *, as_json: bool, dry: bool) -> None:
+def _report(
+    warmer: Warmer, room: Room, needs: tuple[int, int], others: Mapping[str, int], *, as_json: bool, dry: bool
+) -> None:
     totals = warmer.totals
     body: dict[str, Any] = totals.to_json()
-    body["distinct"] = {"tokens": needs[0], **room.to_json()}
+    body |= {"distinct": {"tokens": needs[0], **room.to_json()}, "other_suffixes": others}
     if as_json:
         rejected = [{"name": name, "reason": why} for name, why in warmer.outbox.rejected]
         print_json({**body, "dry_run": dry, "failures": warmer.failures, "rejections": rejected})
@@ -195,12 +202,25 @@ def _summary(totals: Totals, rows: Sequence[Row], *, dry: bool) -> str:
         return text + f"{totals.chunks} would be computed, fewer if some are cached"
     if dry:
         return text + f"{totals.hit} are warm, {totals.chunks - totals.hit} would be computed"
-    text += f"{totals.computed} computed, {totals.hit} were warm, {totals.rejected} rejected"
-    if totals.refilled:
-        text += f"; {totals.refilled} had been evicted or lost by a restart and are refilled"
+    again = f" ({totals.refilled} of them again: {LOST})" if totals.refilled else ""
+    text += f"{totals.computed} computed{again}, {totals.hit} hit, {totals.rejected} rejected"
     if totals.vanished:
         text += f"; {totals.vanished} documents are gone from disk (`minipic corpus rm --vanished`)"
     return text
+
+
+def _left_out(others: Mapping[str, int], paths: Sequence[str]) -> None:
+    """Say which files of directories were not looked at, and how they would be."""
+    often = sorted(others, key=lambda suffix: (-others[suffix], suffix))
+    kinds = [f"{suffix or 'no suffix'} ({others[suffix]})" for suffix in often[:_KINDS]]
+    if len(often) > _KINDS:
+        kinds.append(f"{len(often) - _KINDS} more suffixes")
+    folder = next(path for path in paths if os.path.isdir(path)).rstrip(os.sep)
+    suffix = next((f"*{suffix}" for suffix in often if suffix), "NAME")
+    note(
+        f"left out {sum(others.values())} files of other kinds: {', '.join(kinds)}; named ones are read as text, "
+        f"or as --format says: minipic warm '{folder}/**/{suffix}'"
+    )
 
 
 def _end(warmer: Warmer, paths: Sequence[str]) -> None:

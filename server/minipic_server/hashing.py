@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 HashFn = Callable[[Any], bytes]
 BlockHasher = Callable[["Request"], list[BlockHash]]
 
-MEMO_BLOCKS = 1 << 18  # block hashes remembered of recent spans: about 60 MB
+MEMO_BYTES = 64 << 20  # of recent spans that are remembered
+_ENTRY_BYTES, _HASH_BYTES = 400, 80  # of a remembered span besides its ids and hashes; of a hash in a list
 
 
 class _Folds:
@@ -84,8 +85,8 @@ class SpanHasher:
         self._stock = stock
         self._domain = ("minipic", LAYOUT_VERSION, config.model, tuple(config.control), config.block_size)
         self._memo: OrderedDict[tuple[Any, ...], list[BlockHash]] = OrderedDict()
-        self._memo_blocks = 0
-        self._span_root = lru_cache(maxsize=64)(self._new_span_root)  # two a prompt; an anchor may be long
+        self._memo_bytes = 0
+        self._span_root = lru_cache(maxsize=16)(self._new_span_root)  # two a prompt; an anchor may be as long as it
 
     def __call__(self, request: "Request") -> list[BlockHash]:
         """Hashes of the request's full blocks that have none yet."""
@@ -161,7 +162,7 @@ class SpanHasher:
         ``packed``: see ``cut.pack``; bytes are compared at once, ids one by one.
         """
         if len(packed) < self._config.block_size * ID_BYTES:
-            return []  # nothing to remember: entries are counted by their blocks
+            return []  # nothing to remember
         key = (root, extra, packed)
         hashes = self._memo.get(key)
         if hashes is None:
@@ -170,9 +171,10 @@ class SpanHasher:
                 parent = hash_block_tokens(self._hash, parent, ids[at : at + size], extra)
                 hashes.append(parent)
             self._memo[key] = hashes
-            self._memo_blocks += len(hashes)
-            while self._memo_blocks > MEMO_BLOCKS and len(self._memo) > 1:
-                self._memo_blocks -= len(self._memo.popitem(last=False)[1])
+            self._memo_bytes += _ENTRY_BYTES + len(packed) + _HASH_BYTES * len(hashes)
+            while self._memo_bytes > MEMO_BYTES and len(self._memo) > 1:
+                (_, _, forgotten), gone = self._memo.popitem(last=False)
+                self._memo_bytes -= _ENTRY_BYTES + len(forgotten) + _HASH_BYTES * len(gone)
         else:
             self._memo.move_to_end(key)
         return hashes

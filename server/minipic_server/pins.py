@@ -14,6 +14,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash
 
 ABSENT = "not resident"  # the one refusal that computing the span helps
+_SPARE_DEADLINES = 16
 
 
 def pin_limit(blocks: int, share: float, longest: int) -> int:
@@ -77,6 +78,9 @@ class Pins:
         self._pins[key] = _Pin(tuple(dict.fromkeys(hashes)), until)
         if until is not None:
             heapq.heappush(self._deadlines, (until, key))
+            if len(self._deadlines) > 2 * len(self._pins) + _SPARE_DEADLINES:  # of spans pinned anew or unpinned
+                self._deadlines = [(p.until, k) for k, p in self._pins.items() if p.until is not None]
+                heapq.heapify(self._deadlines)
         return None
 
     def room(self, spans: Iterable[Sequence[bytes]]) -> list[str | None]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm import SamplingParams
+from vllm.entrypoints.generate.base.protocol import validate_cache_salt
 from vllm.utils import random_uuid
 
 from minipic_sdk import Document
@@ -73,7 +74,7 @@ class SpanService:
         if body.holds:
             lost = await self._pin(body, [(i, looked[i][1]) for i in there.values()], looked, refused)
             missing |= {looked[i][0]["key"]: i for i, _ in lost}
-        packs = self._pack([(i, looked[i][1]) for i in missing.values()])
+        packs = self._pack(body, [(i, looked[i][1]) for i in missing.values()])
         reasons = await asyncio.gather(*(self._fill(body, pack, looked, refused) for pack in packs))
         why = {i: reason for pack in reasons for i, reason in pack.items()}
         out: list[dict[str, Any]] = []
@@ -97,11 +98,13 @@ class SpanService:
             raise ProfileMismatch(
                 f"stale profile {body.fingerprint}: this server has {self.profile.fingerprint}; fetch it again"
             )
+        validate_cache_salt(body.cache_salt)  # as vLLM's routes do: an empty one would be none, and shared with all
         out: list[tuple[dict[str, Any], list[int]]] = []
+        room = self._room(body)
         for ordinal, span in enumerate(body.spans):
             found: dict[str, Any] = {"name": span.name or f"span {ordinal}", "key": None, "reason": None}
             try:
-                ids = self._physical(span)
+                ids = self._physical(span, room)
             except (MiniPICError, ValueError) as error:
                 out.append(({**found, "status": "rejected", "reason": str(error), "tokens": 0, "blocks": 0}, []))
                 continue
@@ -185,7 +188,11 @@ class SpanService:
         """Index of the first id that the model has no embedding for."""
         return next((i for i, t in enumerate(ids) if not 0 <= t < self._vocabulary), None)
 
-    def _physical(self, span: "SpanIn") -> list[int]:
+    def _room(self, body: "SpansIn") -> int:
+        """Physical tokens of spans that fit behind the padded anchor, and one that is generated."""
+        return max(0, self.profile.max_model_len - self._config.block_size - len(self._anchor(body)))
+
+    def _physical(self, span: "SpanIn", room: int) -> list[int]:
         """SSEP, the visible tokens, padding up to the block."""
         control, size = self._config.control, self._config.block_size
         if span.token_ids is not None:
@@ -200,15 +207,14 @@ class SpanService:
             raise ValueError(f"token {bad} is none of the model's")
         physical = [control.ssep, *ids]
         physical += [control.pad] * (-len(physical) % size)
-        room = self.profile.max_model_len - size - len(self.profile.anchor_token_ids)
         if len(physical) > room:
             raise ValueError(f"{len(physical)} tokens with padding, the model has room for {room}")
         return physical
 
-    def _pack(self, spans: list[tuple[int, list[int]]]) -> list[list[tuple[int, list[int]]]]:
+    def _pack(self, body: "SpansIn", spans: list[tuple[int, list[int]]]) -> list[list[tuple[int, list[int]]]]:
         packs: list[list[tuple[int, list[int]]]] = []
         size = 0
-        room = min(PACKED_TOKENS, self.profile.max_model_len // 2)
+        room = min(PACKED_TOKENS, self.profile.max_model_len // 2, self._room(body))
         for i, ids in spans:
             if not packs or size + len(ids) > room:
                 packs.append([])

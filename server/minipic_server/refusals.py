@@ -32,6 +32,8 @@ def check_config(config: "VllmConfig") -> None:
         "state-space and hybrid models are not supported": model.is_hybrid or model.is_attention_free,
         "sliding-window attention is not supported": bool(model.get_sliding_window()),
         "prompt embeddings are not supported": model.enable_prompt_embeds,
+        # Forced tokens pass by the mask that keeps control tokens from being generated.
+        "trace replay is not supported": model.enable_trace_replay,
         "speculative decoding is not tested with spans": config.speculative_config is not None,
         "context parallelism is not supported": parallel.decode_context_parallel_size > 1
         or parallel.prefill_context_parallel_size > 1,

@@ -112,7 +112,7 @@ class _SpanScheduling(Scheduler):
             return False
         self._admitted()
         state = known_state(request)
-        if state is None or not self._filling or state.waited >= MAX_WAIT_STEPS:
+        if state is None or not self._filling or state.waited >= MAX_WAIT_STEPS or request.skip_reading_prefix_cache:
             return True
         if any(self._in_flight(key) for key in state.keys):
             state.waited += 1

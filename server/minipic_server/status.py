@@ -25,6 +25,7 @@ _Name = tuple[bytes | None, bytes, str]  # scope, digest of the anchor, name
 
 KEY_DIGITS = 32  # of a span key shown to people: 128 bits
 FIRST = "first seen"
+UNREAD = "the request reads no cache"
 _EVICTED = ("evicted", "partly evicted")
 NAME_CHARS = 256  # of a span's name that are kept
 REMEMBERED = 1 << 16  # spans and names; the oldest are forgotten
@@ -112,7 +113,9 @@ class SpanHistory:
         """
         chains, blocks = state.chains, state.blocks
         arrival = Arrival(state.meta, state.layout, chains, request.cache_salt, [None] * len(chains))
-        if resident(blocks) < len(blocks) or not all(chains):
+        if request.skip_reading_prefix_cache:
+            arrival.reasons = [UNREAD] * len(chains)
+        elif resident(blocks) < len(blocks) or not all(chains):
             self.remember()
             for i, (span, scope, text, key) in enumerate(
                 zip(state.spans, arrival.scopes, arrival.texts, arrival.keys, strict=True)

@@ -52,7 +52,9 @@ def test_scores_are_those_of_teacher_forcing(seed: int) -> None:
         answer = [chosen.randrange(VOCABULARY) for _ in range(chosen.randrange(1, 6))]
         golds.append(Gold(prompt, answer))
     expected = [[model.logprobs([*p, *a[:i]])[t] for i, t in enumerate(a)] for p, a in golds]
-    assert score(golds, model.complete) == expected
+    done: list[int] = []
+    assert score(golds, model.complete, done.append) == expected
+    assert sum(done) == len(golds)
 
 
 def test_an_answer_that_the_model_gives_itself_costs_one_request() -> None:

@@ -1,12 +1,13 @@
 """What ``minipic serve`` hands to vLLM, and servers as child processes."""
 
 import inspect
+import os
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from minipic_cli import serve
@@ -30,7 +31,14 @@ def handed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(serve, "check_vllm", lambda: None)
     monkeypatch.setattr(serve, "check_port", lambda host, port: None)
     monkeypatch.setattr(serve, "cpu_has_bfloat16", lambda: True)
-    for name in ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE", "HF_HUB_OFFLINE"):
+    names = (
+        "VLLM_API_KEY",
+        "VLLM_CPU_KVCACHE_SPACE",
+        "VLLM_USE_AOT_COMPILE",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "HF_HUB_OFFLINE",
+    )
+    for name in names:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv(name, "")  # so that what the command sets is taken back
         monkeypatch.delenv(name)
@@ -105,6 +113,39 @@ def test_the_banner_comes_when_the_options_are_known_to_be_right(run, handed, mo
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("cpu", [True, False], ids=["CPU", "GPU"])
+def test_a_start_that_compiles_is_said_to(run, handed, model: Path, monkeypatch, capsys, tmp_path: Path, cpu) -> None:
+    from vllm import envs
+
+    def told(*options: str) -> str:
+        run("serve", model, *options)
+        handed["starting"]()
+        return capsys.readouterr().err.splitlines()[0]
+
+    monkeypatch.setattr(serve, "on_cpu", lambda: cpu)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    names = "MINIPIC_HOME", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT", "VLLM_DISABLE_COMPILE_CACHE"
+    for name in (*names, *serve.NOT_COMPILING):
+        monkeypatch.delenv(name, raising=False)
+    assert told() == serve.FIRST_START
+    assert told("--enforce-eager").startswith("serving")
+    assert told("-O0").startswith("serving")
+    for name in serve.NOT_COMPILING:
+        with monkeypatch.context() as context:
+            context.setenv(name, "1")
+            assert told().startswith("serving")
+    own = tmp_path / "cache" / "minipic" / "torchinductor" / "fxgraph" / "b7"
+    vllms = tmp_path / "cache" / "vllm" / "torch_compile_cache" / "torch_aot_compile" / "0fbe"
+    assert (
+        own.is_relative_to(os.environ["TORCHINDUCTOR_CACHE_DIR"]) if cpu else "VLLM_USE_AOT_COMPILE" not in os.environ
+    )
+    assert vllms.is_relative_to(envs.VLLM_CACHE_ROOT)
+    (vllms if cpu else own).mkdir(parents=True)
+    assert told() == serve.FIRST_START
+    (own if cpu else vllms).mkdir(parents=True)
+    assert told().startswith("serving")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -169,12 +210,18 @@ def test_vllm_must_be_there_and_of_the_right_version(run, monkeypatch) -> None:
     assert "0.11.0 is installed" in done.err
 
 
-def test_defaults_never_override_the_user() -> None:
-    given = {"VLLM_CPU_KVCACHE_SPACE": "7", "HF_HUB_OFFLINE": "0"}
+def test_defaults_never_override_the_user(monkeypatch) -> None:
+    monkeypatch.setattr(serve, "on_cpu", lambda: True)
+    given = dict.fromkeys(
+        ("VLLM_CPU_KVCACHE_SPACE", "VLLM_USE_AOT_COMPILE", "TORCHINDUCTOR_CACHE_DIR", "HF_HUB_OFFLINE"), "7"
+    )
     assert serve.server_environment(given, local=True, api_key=None) == {}
     made = serve.server_environment({}, local=False, api_key="k")
-    assert set(made) == {"VLLM_CPU_KVCACHE_SPACE", "VLLM_API_KEY"}
+    assert set(made) == {*given, "VLLM_API_KEY"} - {"HF_HUB_OFFLINE"}
+    assert made["VLLM_USE_AOT_COMPILE"] == "0"
     assert 1 <= int(made["VLLM_CPU_KVCACHE_SPACE"]) <= 16
+    monkeypatch.setattr(serve, "on_cpu", lambda: False)
+    assert set(serve.server_environment({}, local=False, api_key=None)) == {"VLLM_CPU_KVCACHE_SPACE"}
 
 
 def _child(code: str) -> Server:
@@ -198,15 +245,19 @@ def test_a_server_is_stopped_with_its_children_and_its_log_is_removed(tmp_path: 
     with _child(code) as server:
         while not pid_file.exists() or not pid_file.read_text():
             assert server.process.poll() is None
+            time.sleep(0.05)
     child = int(pid_file.read_text())
 
     def state() -> str:
-        return subprocess.run(["ps", "-o", "stat=", "-p", str(child)], capture_output=True, text=True).stdout.strip()
+        try:
+            return psutil.Process(child).status()
+        except psutil.NoSuchProcess:
+            return "gone"
 
-    limit = time.monotonic() + 10
-    while (said := state()) and not said.startswith("Z") and time.monotonic() < limit:
+    limit = time.monotonic() + 60
+    while (said := state()) not in ("gone", psutil.STATUS_ZOMBIE) and time.monotonic() < limit:
         time.sleep(0.05)  # it was told to end; on a busy machine that takes a moment
-    assert said == "" or said.startswith("Z")
+    assert said in ("gone", psutil.STATUS_ZOMBIE)
     assert not server.log_path.exists()
 
 

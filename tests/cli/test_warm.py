@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -87,7 +88,9 @@ def test_a_restarted_server_is_noticed_and_refilled(run, serve, docs: Path, old)
     assert gone.code == 1
     assert "2 absent" in gone.out
     told = run("warm", docs)
-    assert "2 had been evicted or lost by a restart and are refilled" in told.out
+    assert "2 computed (2 of them again: evicted, or lost by a restart), 0 hit, 0 rejected" in told.out
+    assert told.out.count("evicted, or lost by a restart") == 3  # of each document, and in all
+    assert "first seen" not in told.out
     assert run("corpus", "verify").code == 0
 
 
@@ -124,6 +127,16 @@ def test_ten_thousand_duplicates_are_one_span(run, serve, tmp_path: Path) -> Non
     assert (told["documents"], told["computed"], told["hit"]) == (10_000, 1, 9_999)
     assert told["distinct"]["blocks"] == 2
     assert len(_sent(server)) <= 64
+
+
+def test_what_is_under_way_is_told_now_and_then(run, serve, tmp_path: Path, monkeypatch) -> None:
+    serve(FakeServer())
+    for i in range(100):
+        (tmp_path / f"{i:02}.txt").write_text(f"document number {i}")
+    monkeypatch.setattr("minipic_cli.console.SECONDS_A_LINE", -1.0)  # "now and then" is always
+    told = ["warming: 0 chunks done, 64 under way", "warming: 64 chunks done, 36 under way"]
+    assert run("warm", tmp_path).err.splitlines() == told
+    assert run("warm", tmp_path, "--quiet").err == ""
 
 
 def test_a_line_that_can_t_be_text_fails_alone(run, serve, tmp_path: Path) -> None:
@@ -243,6 +256,13 @@ def test_dry_run_counts_and_computes_nothing(run, serve, docs: Path) -> None:
     assert not Path(os.environ["MINIPIC_MANIFEST"]).exists()
 
 
+def test_what_is_under_way_is_said_by_its_name(run, serve, docs: Path, monkeypatch) -> None:
+    serve(FakeServer())
+    monkeypatch.setattr("minipic_cli.console.SECONDS_A_LINE", 0.0)
+    assert run("warm", docs, "--dry-run").err == "looking up: 0 chunks done, 2 under way\n"
+    assert run("warm", docs).err == "warming: 0 chunks done, 2 under way\n"
+
+
 def test_dry_run_without_a_server_counts_for_the_bundled_model(run, docs: Path, monkeypatch) -> None:
     monkeypatch.setattr("minipic_sdk._settings.DEFAULT_URL", "http://127.0.0.1:9")
     done = run("warm", docs, "--dry-run")
@@ -259,6 +279,25 @@ def test_globs_and_formats(run, serve, docs: Path) -> None:
     assert "one\n\ntwo" in server.profile.tokenizer.decode(server.requests[-2].body["spans"][0]["token_ids"])
     missing = run("warm", f"{docs}/*.nothing")
     assert (missing.code, "matches nothing" in missing.err) == (2, True)
+
+
+def test_files_of_other_kinds_are_counted_and_the_way_to_include_them_is_said(run, serve, docs: Path) -> None:
+    server = serve(FakeServer())
+    assert "left out" not in run("warm", docs).err
+    for name in ("one.log", "two.LOG", "Makefile", ".hidden"):
+        (docs / name).write_text(f"text of {name}")
+    done = run("warm", docs, "--json")
+    assert json.loads(done.out)["other_suffixes"] == {"": 1, ".log": 2}
+    assert done.err == (
+        "left out 3 files of other kinds: .log (2), no suffix (1); named ones are read as text, or as --format says: "
+        f"minipic warm '{docs}/**/*.log'\n"
+    )
+    assert run("warm", docs, "--quiet").err == ""
+    assert run("warm", f"{docs}/**/*.log").err == ""
+    assert _sent(server)[-1] == f"{docs}/one.log"
+    for i in range(9):
+        (docs / f"x.{i}").write_text("")
+    assert ".log (2), no suffix (1), .0 (1), .1 (1), .2 (1), 6 more suffixes;" in run("warm", docs).err
 
 
 def test_stdin(run, serve, monkeypatch) -> None:
@@ -490,7 +529,7 @@ def test_two_at_once_on_one_manifest(serve, run, tmp_path: Path) -> None:
         for _ in range(2)
     ]
     for process in running:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
         assert json.loads(out)["documents"] == 300
     with Manifest(Path(os.environ["MINIPIC_MANIFEST"])) as known:
@@ -527,15 +566,24 @@ def test_waiting_for_a_server(run, serve, docs: Path, monkeypatch) -> None:
 
 
 def test_a_wait_is_announced_and_its_end_is_told(run, docs: Path, monkeypatch) -> None:
+    """By a clock on which only the pauses take time: the first attempt alone may take longer than half a second."""
+    now, slept = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
     monkeypatch.setattr("minipic_sdk._flow.MIN_DELAY", 0.0)
-    command = ("warm", docs, "--wait", "0.5", "--base-url", "http://127.0.0.1:9")
+    monkeypatch.setattr("minipic_cli.warm.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    command = ("warm", docs, "--wait", "2.5", "--base-url", "http://127.0.0.1:9")
     done = run(*command)
     waiting, end = done.err.splitlines()
     assert done.code == 1
-    assert waiting == "waiting for the server at http://127.0.0.1:9 (up to 0.5 s)"
-    assert "http://127.0.0.1:9 is not up after 0.5 s" in end
+    assert waiting == "waiting for the server at http://127.0.0.1:9 (up to 2.5 s)"
+    assert "http://127.0.0.1:9 is not up after 2.5 s" in end
+    assert slept == [1.0, 1.0, 0.5]
     quiet = run(*command, "--quiet")
-    assert (quiet.code, quiet.err.count("\n"), "is not up after 0.5 s" in quiet.err) == (1, 1, True)
+    assert (quiet.code, quiet.err.count("\n"), "is not up after 2.5 s" in quiet.err) == (1, 1, True)
 
 
 def test_show_ls_and_rm(run, serve, docs: Path) -> None:
@@ -567,7 +615,7 @@ def test_interrupting_a_process_ends_it_with_130(docs: Path) -> None:
         process = subprocess.Popen(arguments, stderr=subprocess.PIPE)
         connection, _ = listening.accept()  # it asks, and is never answered
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=600)
         connection.close()
     assert process.returncode == 130
     assert b"Traceback" not in err

@@ -58,8 +58,9 @@ def engine(_engines, checkpoint):
     return get
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _stocks():
+    """Half a gigabyte each, which the servers of tests/over_http may need."""
     made = {}
     yield made
     for engine in made.values():

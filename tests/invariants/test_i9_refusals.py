@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from vllm.engine.arg_utils import EngineArgs
 
 from invariants.engines import Engine
+from minipic_server.refusals import UnsupportedError, check_config
 from reference.checkpoints import COMMON, PLAIN_ROPE
 
 SMALL = {
@@ -129,6 +131,14 @@ def test_options(checkpoint, name):
     options, reason = OPTIONS[name]
     with pytest.raises(ValueError, match=f"(?i)MiniPIC: .*({reason})"):
         Engine(checkpoint(), **options)
+
+
+def test_what_only_gpus_can_do(checkpoint):
+    config = EngineArgs(model=str(checkpoint()), skip_tokenizer_init=True, max_model_len=512).create_engine_config()
+    check_config(config)
+    config.model_config.enable_trace_replay = True
+    with pytest.raises(UnsupportedError, match="trace replay"):
+        check_config(config)
 
 
 def test_a_refusal_says_what_to_do(checkpoint):

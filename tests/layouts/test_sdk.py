@@ -287,7 +287,7 @@ TEXTS = st.lists(st.integers(0, 500), max_size=50)
 PIECES = st.lists(st.tuples(st.sampled_from(["text", "span"]), TEXTS), max_size=7)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(PIECES, st.integers(1, 40), st.sampled_from(["anchored", "block"]), st.sampled_from([2, 16, 48]))
 def test_any_pieces_give_a_valid_layout_that_reads_the_same(pieces, k, base, size):
     pieces = [*(Piece(kind, ids) for kind, ids in pieces), Piece("text", [7, 8])]

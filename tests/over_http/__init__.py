@@ -8,6 +8,7 @@ from pathlib import Path
 
 from minipic_cli.servers import free_port
 
+LIMIT_S = 900.0  # for what takes seconds: the machine may be slow, and busy with something else
 KEY = "secret"
 MODEL = "smollm2"
 OPTIONS = ("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager", "--served-model-name", MODEL)
@@ -23,4 +24,4 @@ def minipic(*arguments: str | Path, env: Mapping[str, str]) -> subprocess.Comple
     """The command in a process of its own, without the settings of this one."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("MINIPIC")}
     command = [sys.executable, "-m", "minipic_cli", *map(str, arguments)]
-    return subprocess.run(command, env={**kept, **env}, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env={**kept, **env}, capture_output=True, text=True, timeout=LIMIT_S)

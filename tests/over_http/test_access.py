@@ -12,7 +12,7 @@ from minipic_sdk import (
     Prompt,
     SpansOffWarning,
 )
-from over_http import MODEL, free_address
+from over_http import LIMIT_S, MODEL, free_address
 
 ROUTES = [
     ("GET", "/v1/minipic/profile"),
@@ -28,7 +28,8 @@ DOCS = [Document("The quokka lives on Rottnest.", name="q"), Document("It eats g
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}], ids=["no-key", "wrong-key"])
 def test_every_route_asks_for_the_key(served, method, path, headers) -> None:
-    assert httpx.request(method, served + path, headers=headers, json={}).status_code == 401
+    answer = httpx.request(method, served + path, headers=headers, json={}, timeout=LIMIT_S)
+    assert answer.status_code == 401
 
 
 @pytest.mark.parametrize("key", [None, "wrong"])

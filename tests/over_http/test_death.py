@@ -16,10 +16,9 @@ from minipic_cli.corpus.manifest import Manifest
 from minipic_cli.models import default_model_dir
 from minipic_cli.servers import Server, minipic_server
 from minipic_sdk import APIConnectionError, MiniPIC
-from over_http import KEY, OPTIONS, SMALL, minipic
+from over_http import KEY, LIMIT_S, OPTIONS, SMALL, minipic
 
 TEXTS = {f"house-{n}.md": f"House {n} of the lane has {n + 2} windows and a red door." for n in range(3)}
-LIMIT_S = 120.0
 ESSAY = [{"role": "user", "content": "Write a long essay about the sea."}]
 ENDLESS = {"ignore_eos": True}
 
@@ -41,7 +40,7 @@ def until(holds: Callable[[], bool]) -> None:
     end = time.monotonic() + LIMIT_S
     while not holds():
         assert time.monotonic() < end, "it didn't happen in time"
-        time.sleep(0.2)
+        time.sleep(0.05)
 
 
 def test_serve_warm_fills_the_cache_at_start(mortal) -> None:

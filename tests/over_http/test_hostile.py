@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from over_http import KEY, MODEL
+from over_http import KEY, LIMIT_S, MODEL
 from over_http.test_spans import body_of, compose, raw
 
 
@@ -101,4 +101,4 @@ def test_an_empty_span_is_rejected_alone(served) -> None:
 def test_statuses_of_others(served, profile) -> None:
     raw(served, body_of(compose(profile), cache_salt="tenant-a"))
     headers = {"Authorization": f"Bearer {KEY}"}
-    assert httpx.get(f"{served}/v1/minipic/requests/cmpl", headers=headers).status_code == 404
+    assert httpx.get(f"{served}/v1/minipic/requests/cmpl", headers=headers, timeout=LIMIT_S).status_code == 404

@@ -18,7 +18,7 @@ from minipic_sdk import (
     ProfileMismatchError,
     Prompt,
 )
-from over_http import KEY, MODEL
+from over_http import KEY, LIMIT_S, MODEL
 
 TOWNS = [
     Document(
@@ -36,7 +36,7 @@ def compose(profile: ModelProfile, order: str = "abc", question: str = QUESTION,
 
 
 def raw(served: str, body: dict, path: str = "/v1/completions") -> httpx.Response:
-    return httpx.post(served + path, json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=120)
+    return httpx.post(served + path, json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=LIMIT_S)
 
 
 def body_of(prompt: Prompt, **extra) -> dict:
@@ -220,7 +220,8 @@ def test_many_at_once_with_a_new_document_compute_it_once(served, profile) -> No
 
 
 def raw_stats(served: str) -> dict:
-    return httpx.get(f"{served}/v1/minipic/stats", headers={"Authorization": f"Bearer {KEY}"}).json()
+    headers = {"Authorization": f"Bearer {KEY}"}
+    return httpx.get(f"{served}/v1/minipic/stats", headers=headers, timeout=LIMIT_S).json()
 
 
 def test_a_chat_keeps_its_documents_and_its_past(client) -> None:
@@ -247,5 +248,6 @@ def test_the_plain_openai_client_can_send_a_composed_prompt(served, profile) -> 
 
 
 def test_metrics_tell_of_spans(served) -> None:
-    text = httpx.get(f"{served}/metrics", headers={"Authorization": f"Bearer {KEY}"}, follow_redirects=True).text
-    assert "minipic:span_" in text
+    headers = {"Authorization": f"Bearer {KEY}"}
+    told = httpx.get(f"{served}/metrics", headers=headers, follow_redirects=True, timeout=LIMIT_S)
+    assert "minipic:span_" in told.text

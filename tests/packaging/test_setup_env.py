@@ -88,6 +88,15 @@ def test_other_failures_of_pip_are_not_taken_for_a_missing_torch(fake_python):
     assert done.stderr == "setup: pip failed: no space left on device\n"
 
 
+def test_a_silent_pip_is_seen_to_live(fake_python, monkeypatch, capsys):
+    venv = fake_python('echo "Collecting torch"; echo "Installing collected packages: torch"; sleep 3')
+    module = load()
+    monkeypatch.setattr(module, "SECONDS_A_LINE", 0.5)
+    assert module.run_pip(venv / "bin" / "python", []) is None
+    seconds = [int(s) for s in re.findall(r"unpacking 1 packages \((\d+) s\)", capsys.readouterr().out)]
+    assert len(seconds) >= 2 and seconds[-1] > seconds[0]
+
+
 def test_vllm_that_does_not_import_is_a_failure(fake_python):
     venv = fake_python('case "$1" in -c) exit 1 ;; esac')
     done = run(venv)

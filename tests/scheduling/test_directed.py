@@ -66,6 +66,23 @@ def test_without_reading_the_cache_the_head_stays_first(dry, budget):
     assert d.scheduler.span_counts["in_place"] == 2
 
 
+def test_a_request_that_reads_no_cache_hits_nothing_and_waits_for_nobody(dry):
+    d = dry(blocks=100)
+    d.add(warm(A))
+    d.drain()
+    asked = {d.add(prompt(A, LONG), 2): (prompt(A, LONG), 2)}
+    d.step()  # in the middle of LONG
+    other = prompt(A, LONG, question=(5, 6))
+    reader = d.add(other, 2, skip_reading_prefix_cache=True)
+    asked[reader] = (other, 2)
+    finish(d, asked)
+    assert {(s["status"], s["reason"]) for s in d.scheduler.span_log[reader]} == {
+        ("computed", "the request reads no cache")
+    }
+    counts = d.scheduler.span_counts
+    assert (counts["hits"], counts["waited"]) == (1, 0)
+
+
 @pytest.mark.parametrize("budget", [16, 64, 400])
 def test_resumed_behind_another_arrangement(dry, budget):
     """The first arrangement put cached spans before the head; after preemption they are gone."""

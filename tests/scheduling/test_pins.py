@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
+from vllm.exceptions import VLLMClientError
 
 from minipic_server.pins import ABSENT, pin_limit
 from minipic_server.prefill import SpanService
@@ -145,6 +146,25 @@ def test_a_time_to_live_ends(dry):
     check_empty(d)
 
 
+def test_pinning_the_same_again_and_again_is_not_remembered_each_time(dry):
+    """As a client does that keeps its spans alive; a deadline far away would otherwise stay until it comes."""
+    d = dry(blocks=40, **SMALL)
+    d.add(warm(A, B))
+    d.drain()
+    now = [0.0]
+    d.scheduler.pins._clock = lambda: now[0]
+    for i in range(300):
+        now[0] = i
+        pin(d, A, B, ttl=1000)
+        d.scheduler.minipic("unpin", [asked(B)])
+    assert len(d.scheduler.pins._deadlines) < 20
+    now[0] = 1298
+    assert status(d, A) == (True, True)
+    now[0] = 1299
+    assert status(d, A) == (True, False)
+    check_empty(d)
+
+
 def test_common_leading_blocks_are_held_once_and_kept_for_the_other(dry):
     d = dry(blocks=40, **SMALL)
     longer = (*A[:31], *words(20))  # the first two blocks are A's
@@ -234,6 +254,7 @@ def service(d: Dry) -> SpanService:
             from vllm.v1.request import Request
 
             self.calls += 1
+            assert len(given["prompt_token_ids"]) + params.max_tokens <= d.scheduler.max_model_len
             request = Request(request_id, given["prompt_token_ids"], params, None, block_hasher=d.hasher)
             d.outputs[request_id] = []
             d.scheduler.add_request(request)
@@ -255,6 +276,8 @@ def body(*documents, **more) -> SpansIn:
 def test_the_route_pins_what_it_prefills_and_rejects_the_rest(dry):
     d = dry(blocks=40, max_model_len=256)
     d.scheduler.pins.limit = 7
+    now = [100.0]
+    d.scheduler.pins._clock = lambda: now[0]
     made = service(d)
     got = asyncio.run(made.prefill(body(A, B, A, C, pin=True)))
     assert [s["status"] for s in got] == ["computed", "computed", "hit", "rejected"]
@@ -264,8 +287,9 @@ def test_the_route_pins_what_it_prefills_and_rejects_the_rest(dry):
     pressure(d, 200)
     again = asyncio.run(made.prefill(body(A, B, ttl=30)))
     assert [(s["status"], s["expires_in"]) for s in again] == [("hit", 30), ("hit", 30)]
+    now[0] = 112
     looked = asyncio.run(made.lookup(body(A)))[0]
-    assert looked["pinned"] and 29 < looked["expires_in"] <= 30
+    assert (looked["pinned"], looked["expires_in"]) == (True, 18)
     gone = asyncio.run(made.unpin(body(A, B, C)))
     assert [s["pinned"] for s in gone] == [False] * 3
     assert [s["status"] for s in gone] == ["resident", "resident", "absent"]
@@ -283,6 +307,30 @@ def test_a_corpus_larger_than_the_cache_is_pinned_as_far_as_it_goes(dry):
     assert sum(pinned) == d.scheduler.pins.limit // 3
     assert all(status(d, x) == (True, True) for x in documents[: sum(pinned)])
     finish(d)
+
+
+def test_a_long_anchor_of_ones_own_leaves_less_room_for_spans(dry):
+    """One span too many in a pack would be a 400 for all of them; one that fits nowhere is rejected alone."""
+    d = dry(blocks=40, max_model_len=256)
+    made = service(d)
+    long = body(*[words(40) for _ in range(3)], words(120), anchor_token_ids=list(words(150)))
+    got = asyncio.run(made.prefill(long))
+    assert [s["status"] for s in got] == ["computed"] * 3 + ["rejected"]
+    assert got[3]["reason"] == "128 tokens with padding, the model has room for 90"
+    assert [s["status"] for s in asyncio.run(made.lookup(long))] == ["resident"] * 3 + ["rejected"]
+    everything = body(A, anchor_token_ids=list(words(300)))
+    assert [s["status"] for s in asyncio.run(made.prefill(everything))] == ["rejected"]
+    check_empty(d)
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 129, "a/b"], ids=["empty", "long", "slash"])
+@pytest.mark.parametrize("route", ["prefill", "lookup", "unpin"])
+def test_a_salt_is_one_that_vllms_own_routes_take(dry, route, salt):
+    """An empty one, that vLLM refuses, would have put a tenant's spans where everybody hits them."""
+    d = dry(blocks=40, max_model_len=256)
+    with pytest.raises(VLLMClientError, match="cache_salt"):
+        asyncio.run(getattr(service(d), route)(body(A, cache_salt=salt)))
+    assert status(d, A) == (False, False)
 
 
 @pytest.mark.parametrize("ttl", [0, -1, float("inf"), float("nan")])

@@ -6,14 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from minipic_sdk import ModelProfile
 from minipic_sdk.model_files import derive_anchor
 from minipic_sdk.tokenize.spec import TokenizerSpec
-
-settings.register_profile("sdk", deadline=None, max_examples=60)
-settings.load_profile("sdk")
 
 TEMPLATES = Path(__file__).parent / "templates"
 

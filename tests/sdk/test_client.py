@@ -176,34 +176,38 @@ def test_salts(server: FakeServer) -> None:
         assert one.lookup(docs, cache_salt="c").count("resident") == 1
 
 
+def until_prefetched(client: MiniPIC) -> None:
+    """Until all prefetches so far have ended: one thread runs them in order."""
+    ended = threading.Event()
+    assert client._prefetcher.submit(ended.set)
+    assert ended.wait(60)
+
+
 def test_prefetch_is_deduplicated_and_its_failures_are_dropped(server: FakeServer, client: MiniPIC) -> None:
-    def wait(count: int) -> None:
-        deadline = time.monotonic() + 5
-        while paths(server).count("minipic/spans") < count and time.monotonic() < deadline:
-            time.sleep(0.005)
-        time.sleep(0.02)
-        assert paths(server).count("minipic/spans") == count
+    def sent() -> int:
+        until_prefetched(client)
+        return paths(server).count("minipic/spans")
 
     assert client.prefetch(DOCS)
-    wait(1)
+    assert sent() == 1
     client.prefetch(DOCS)
     client.prefetch([*DOCS, "third"])
-    wait(2)
+    assert sent() == 2
     (third,) = server.requests[-1].body["spans"]
     assert third["name"].startswith("document-")
     assert {s.status for s in client.generate(compose(server)).spans} == {"hit"}
     server.fail_next(500)
     client.prefetch(["fourth"])
-    wait(3)
+    assert sent() == 3
     client.prefetch(["fourth"])  # not remembered as sent
-    wait(4)
+    assert sent() == 4
 
 
 def test_prefetch_is_bounded(server: FakeServer) -> None:
     gate = threading.Event()
 
     def handle(request: httpx.Request) -> httpx.Response:
-        gate.wait(5)
+        gate.wait(60)
         return server._handle(request)
 
     with MiniPIC(http_client=httpx.Client(transport=httpx.MockTransport(handle))) as client:
@@ -216,7 +220,7 @@ def test_prefetch_is_bounded(server: FakeServer) -> None:
 def test_generate_marks_its_spans_as_sent(server: FakeServer, client: MiniPIC) -> None:
     client.generate(compose(server))
     client.prefetch(DOCS)
-    time.sleep(0.05)
+    until_prefetched(client)
     assert "minipic/spans" not in paths(server)
 
 

@@ -18,7 +18,7 @@ def test_a_prefill_ends_with_its_client():
     class Service:
         async def prefill(self, body):
             try:
-                await asyncio.sleep(30)
+                await asyncio.sleep(600)
             except asyncio.CancelledError:
                 ended.append(body.spans[0].text)
                 raise
@@ -43,7 +43,7 @@ def test_a_prefill_ends_with_its_client():
         pass
 
     async def call():
-        await asyncio.wait_for(app(scope, receive, send), 5)
+        await asyncio.wait_for(app(scope, receive, send), 60)
         await asyncio.sleep(0)
 
     asyncio.run(call())

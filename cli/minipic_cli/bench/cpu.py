@@ -46,6 +46,7 @@ class Engine:
             "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_CPU_KVCACHE_SPACE": "2",
             "HF_HUB_OFFLINE": "1",
+            "VLLM_USE_AOT_COMPILE": "0",  # as `minipic serve` sets it
         }
         command = [sys.executable, "-m", "minipic_cli.bench.cpu_worker", kind, str(model), str(block_size)]
         self.kind = kind

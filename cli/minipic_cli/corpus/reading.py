@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Final, cast
 
+from minipic_cli.corpus.encoding import guess
 from minipic_cli.corpus.sources import Source, Stat
 from minipic_cli.errors import CLIError
 
@@ -103,7 +104,7 @@ def _decoded(file: IO[bytes], name: str, size: int, encoding: str | None) -> tup
     except UnicodeDecodeError as error:
         if encoding or bom:
             raise ReadError(f"{name} is not valid {chosen}: {_where(error)}") from error
-        guessed = _guess(data)
+        guessed = guess(data)
         if guessed is None:
             raise ReadError(
                 f"{name} is not valid UTF-8 ({_where(error)}) and its encoding can't be told: give it with --encoding"
@@ -197,21 +198,6 @@ def _object(line: str, where: str) -> dict[str, Any]:
 
 def _changed(name: str) -> str:
     return f"{name} changed while it was read: try again when it is at rest"
-
-
-def _guess(data: bytes) -> str | None:
-    try:
-        from charset_normalizer import from_bytes
-    except ImportError:
-        return None
-    best = from_bytes(data[:PIECE]).best()
-    if best is None:
-        return None
-    try:
-        data.decode(best.encoding)
-    except UnicodeDecodeError:
-        return None
-    return best.encoding
 
 
 def _where(error: UnicodeDecodeError) -> str:

@@ -12,6 +12,8 @@ BATCH_SPANS: Final = 64  # in one request: small enough that the bar moves and ^
 BATCH_TOKENS: Final = 8192  # a slow server must answer within the timeout
 SHOWN: Final = 100  # documents, failures: memory stays flat
 _SENT: Final = 1 << 15  # spans remembered, at least, so that duplicates aren't sent again
+_FIRST: Final = "first seen"  # by a server that may have been restarted since
+LOST: Final = "evicted, or lost by a restart"
 _WARM: Final = frozenset(("hit", "computed", "resident"))
 
 Send = Callable[[Sequence[SpanQuery]], SpansReport]
@@ -91,7 +93,8 @@ class Outbox:
     def _answered(self, row: Row, status: SpanStatus) -> None:
         row.waiting -= 1
         row.counts[status.status] = row.counts.get(status.status, 0) + 1
-        row.reason = row.reason or status.reason
+        lost = row.was_warm and status.status == "computed" and status.reason in (None, _FIRST)
+        row.reason = row.reason or (LOST if lost else status.reason)
         row.loose = row.loose or status.pinned is False
         totals = self._totals
         if status.status in ("hit", "resident"):

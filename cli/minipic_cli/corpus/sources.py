@@ -93,16 +93,17 @@ def scope(paths: Iterable[str]) -> Scope:
     return Scope(tuple(os.path.abspath(p) for p in paths if p != STDIN))
 
 
-def walk(paths: Iterable[str], forced: Format | None = None) -> Iterator[Source]:
+def walk(paths: Iterable[str], forced: Format | None = None, others: dict[str, int] | None = None) -> Iterator[Source]:
     """Every file, in the order given; directories in alphabetical order, hidden and foreign files left out.
 
     Args:
         paths: expanded, without ``-``.
         forced: format of named files, whatever their suffix says.
+        others: to count foreign files in, by suffix.
     """
     for path in paths:
         if os.path.isdir(path):
-            yield from _in_directory(path)
+            yield from _in_directory(path, {} if others is None else others)
         else:
             yield _source(Path(path), forced or FORMATS.get(Path(path).suffix.lower(), "text"), named=True)
 
@@ -130,16 +131,18 @@ def of_stdin(format: Format | None) -> tuple[Source, "tempfile._TemporaryFileWra
     return Source(Path(held.name), name, name, format or "text", named=True), held
 
 
-def _in_directory(folder: str) -> Iterator[Source]:
+def _in_directory(folder: str, others: dict[str, int]) -> Iterator[Source]:
     def refuse(error: OSError) -> None:
         raise CLIError(f"can't read {error.filename}: {error.strerror}") from error
 
     for at, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            format = FORMATS.get(os.path.splitext(name)[1].lower())
-            if format is not None and not name.startswith("."):
+        for name in sorted(name for name in files if not name.startswith(".")):
+            suffix = os.path.splitext(name)[1].lower()
+            if format := FORMATS.get(suffix):
                 yield _source(Path(at, name), format, named=False)
+            else:
+                others[suffix] = others.get(suffix, 0) + 1
 
 
 def _source(path: Path, format: Format, *, named: bool) -> Source:
