@@ -183,6 +183,8 @@ def compiling(options: Sequence[str], environment: Mapping[str, str]) -> str | N
     if chosen or any(environment.get(name, "0") != "0" for name in NOT_COMPILING):
         return None
     if on_cpu():
+        if "TORCHINDUCTOR_CACHE_DIR" not in environment:
+            return None
         kept = (Path(environment["TORCHINDUCTOR_CACHE_DIR"]) / "fxgraph").glob("*")
     else:
         caches = Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "vllm"
@@ -207,13 +209,23 @@ def server_environment(environment: Mapping[str, str], *, local: bool, api_key: 
         made["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, min(16, _memory_available() // 4 // _GIB)))
     if on_cpu():
         # vLLM 0.32.0 can't load what it compiles ahead of time there; what torch keeps would be gone with /tmp.
-        kept = {"VLLM_USE_AOT_COMPILE": "0", "TORCHINDUCTOR_CACHE_DIR": str(home() / "torchinductor")}
+        kept = {"VLLM_USE_AOT_COMPILE": "0"}
+        if _writable(folder := home() / "torchinductor"):
+            kept["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
         made |= {name: value for name, value in kept.items() if name not in environment}
     if local and "HF_HUB_OFFLINE" not in environment:
         made["HF_HUB_OFFLINE"] = "1"
     if api_key:
         made["VLLM_API_KEY"] = api_key
     return made
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _find(named: str | None) -> Served:

@@ -210,8 +210,9 @@ def test_vllm_must_be_there_and_of_the_right_version(run, monkeypatch) -> None:
     assert "0.11.0 is installed" in done.err
 
 
-def test_defaults_never_override_the_user(monkeypatch) -> None:
+def test_defaults_never_override_the_user(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(serve, "on_cpu", lambda: True)
+    monkeypatch.setenv("MINIPIC_HOME", str(tmp_path))
     given = dict.fromkeys(
         ("VLLM_CPU_KVCACHE_SPACE", "VLLM_USE_AOT_COMPILE", "TORCHINDUCTOR_CACHE_DIR", "HF_HUB_OFFLINE"), "7"
     )
@@ -222,6 +223,15 @@ def test_defaults_never_override_the_user(monkeypatch) -> None:
     assert 1 <= int(made["VLLM_CPU_KVCACHE_SPACE"]) <= 16
     monkeypatch.setattr(serve, "on_cpu", lambda: False)
     assert set(serve.server_environment({}, local=False, api_key=None)) == {"VLLM_CPU_KVCACHE_SPACE"}
+
+
+def test_a_home_that_cannot_be_written_keeps_nothing(monkeypatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MINIPIC_HOME", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr(serve, "on_cpu", lambda: True)
+    made = serve.server_environment({}, local=False, api_key=None)
+    assert set(made) == {"VLLM_CPU_KVCACHE_SPACE", "VLLM_USE_AOT_COMPILE"}
+    assert serve.compiling([], made) is None
 
 
 def _child(code: str) -> Server:

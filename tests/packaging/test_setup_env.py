@@ -89,7 +89,7 @@ def test_other_failures_of_pip_are_not_taken_for_a_missing_torch(fake_python):
 
 
 def test_a_silent_pip_is_seen_to_live(fake_python, monkeypatch, capsys):
-    venv = fake_python('echo "Collecting torch"; echo "Installing collected packages: torch"; sleep 3')
+    venv = fake_python('echo "Collecting torch"; echo "Installing collected packages: torch"; sleep 6')
     module = load()
     monkeypatch.setattr(module, "SECONDS_A_LINE", 0.5)
     assert module.run_pip(venv / "bin" / "python", []) is None
