@@ -24,6 +24,7 @@ UNPIN_PATH: Final = "/v1/minipic/spans/unpin"
 REQUESTS_PATH: Final = "/v1/minipic/requests/"
 STATS_PATH: Final = "/v1/minipic/stats"
 MAX_SPANS: Final = 4096  # in one SpansRequest
+FIRST_SEEN: Final = "first seen"  # reason of a span that the server knows nothing of
 
 Status = Literal["hit", "computed", "rejected", "resident", "partial", "absent"]
 _STATUSES: Final = frozenset(("hit", "computed", "rejected", "resident", "partial", "absent"))

@@ -103,8 +103,8 @@ def serve(
     where = f"http://{local}:{port}"
 
     def starting() -> None:
-        if (said := compiling(given, os.environ)) is not None:
-            note(said)
+        if compiling(given, os.environ):
+            note(FIRST_START)
         note(f"serving {served.name} on {where}; when it is ready, in another terminal:")
         target = "" if port == DEFAULT_PORT else f"--base-url {where} "
         note(f'  minipic ask {target}"What does delivery cost?" --docs docs/')
@@ -177,20 +177,20 @@ def cpu_has_bfloat16() -> bool:
     return bool(flags & {"amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16"})
 
 
-def compiling(options: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """What to say about it if vLLM is sure to compile the model."""
+def compiling(options: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether vLLM is sure to compile the model, with nothing kept from an earlier start."""
     chosen = any(option.split("=")[0] in _COMPILING or option.startswith("-O") for option in options)
     if chosen or any(environment.get(name, "0") != "0" for name in NOT_COMPILING):
-        return None
+        return False
     if on_cpu():
         if "TORCHINDUCTOR_CACHE_DIR" not in environment:
-            return None
+            return False
         kept = (Path(environment["TORCHINDUCTOR_CACHE_DIR"]) / "fxgraph").glob("*")
     else:
         caches = Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "vllm"
         kept = (Path(environment.get("VLLM_CACHE_ROOT") or caches).expanduser() / "torch_compile_cache").glob("*/*")
     reused = environment.get("VLLM_DISABLE_COMPILE_CACHE", "0") == "0"
-    return FIRST_START if reused and not any(kept) else None
+    return reused and not any(kept)
 
 
 def server_environment(environment: Mapping[str, str], *, local: bool, api_key: str | None) -> dict[str, str]:
@@ -207,12 +207,10 @@ def server_environment(environment: Mapping[str, str], *, local: bool, api_key: 
     if "VLLM_CPU_KVCACHE_SPACE" not in environment:
         # vLLM would take most of the machine's memory, and refuse to start if others use some of it.
         made["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, min(16, _memory_available() // 4 // _GIB)))
-    if on_cpu():
-        # vLLM 0.32.0 can't load what it compiles ahead of time there; what torch keeps would be gone with /tmp.
-        kept = {"VLLM_USE_AOT_COMPILE": "0"}
-        if _writable(folder := home() / "torchinductor"):
-            kept["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-        made |= {name: value for name, value in kept.items() if name not in environment}
+    if on_cpu() and "VLLM_USE_AOT_COMPILE" not in environment:
+        made["VLLM_USE_AOT_COMPILE"] = "0"  # vLLM 0.32.0 can't load what it compiles ahead of time there
+    if on_cpu() and "TORCHINDUCTOR_CACHE_DIR" not in environment and _writable(folder := home() / "torchinductor"):
+        made["TORCHINDUCTOR_CACHE_DIR"] = str(folder)  # where torch has it, it would be gone with /tmp
     if local and "HF_HUB_OFFLINE" not in environment:
         made["HF_HUB_OFFLINE"] = "1"
     if api_key:

@@ -14,6 +14,7 @@ from minipic_sdk.protocol import XARGS_KEY, RequestMeta
 from minipic_sdk.testing._stream import Pieces, chat_events, completion_events
 from minipic_sdk.testing.profile import fake_profile
 from minipic_sdk.wire import (
+    FIRST_SEEN,
     LOOKUP_PATH,
     PROFILE_PATH,
     REQUESTS_PATH,
@@ -261,7 +262,7 @@ class FakeServer:
                 name, "resident" if held else "absent", None, len(ids), blocks, key, blocks if held else 0
             )
         self._seen.add((key, salt))
-        return SpanStatus(name, "hit" if held else "computed", None if held else "first seen", len(ids), blocks, key)
+        return SpanStatus(name, "hit" if held else "computed", None if held else FIRST_SEEN, len(ids), blocks, key)
 
     @staticmethod
     def _visible(ids: list[int], segment: Segment) -> list[int]:

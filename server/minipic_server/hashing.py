@@ -76,6 +76,11 @@ class _Folds:
         return tuple([(s.kind, known[s.stop // self._size - 1], s.logical, s.hidden) for s in seen])
 
 
+def _memo_bytes(packed: bytes, hashes: Sequence[BlockHash]) -> int:
+    """What a remembered span takes."""
+    return _ENTRY_BYTES + len(packed) + _HASH_BYTES * len(hashes)
+
+
 class SpanHasher:
     """Drop-in for vLLM's request block hasher; plain requests go straight to the stock one."""
 
@@ -171,10 +176,10 @@ class SpanHasher:
                 parent = hash_block_tokens(self._hash, parent, ids[at : at + size], extra)
                 hashes.append(parent)
             self._memo[key] = hashes
-            self._memo_bytes += _ENTRY_BYTES + len(packed) + _HASH_BYTES * len(hashes)
+            self._memo_bytes += _memo_bytes(packed, hashes)
             while self._memo_bytes > MEMO_BYTES and len(self._memo) > 1:
                 (_, _, forgotten), gone = self._memo.popitem(last=False)
-                self._memo_bytes -= _ENTRY_BYTES + len(forgotten) + _HASH_BYTES * len(gone)
+                self._memo_bytes -= _memo_bytes(forgotten, gone)
         else:
             self._memo.move_to_end(key)
         return hashes

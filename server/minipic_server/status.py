@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from minipic_sdk.layout import Layout, Segment
 from minipic_sdk.protocol import RequestMeta
+from minipic_sdk.wire import FIRST_SEEN
 from minipic_server.cut import pack
 from minipic_server.state import SpanState
 
@@ -24,7 +25,6 @@ _V = TypeVar("_V")
 _Name = tuple[bytes | None, bytes, str]  # scope, digest of the anchor, name
 
 KEY_DIGITS = 32  # of a span key shown to people: 128 bits
-FIRST = "first seen"
 UNREAD = "the request reads no cache"
 _EVICTED = ("evicted", "partly evicted")
 NAME_CHARS = 256  # of a span's name that are kept
@@ -124,7 +124,7 @@ class SpanHistory:
                 if key and have == len(chains[i]):
                     continue
                 reason = self._reason(text, key, have, awaited)
-                if reason == FIRST and scope is not None and (None, unsalted(span)) in self._keys:
+                if reason == FIRST_SEEN and scope is not None and (None, unsalted(span)) in self._keys:
                     reason = "salt differs"
                 arrival.reasons[i] = reason
         self._new.append(arrival)  # a span that stands twice in a new prompt is first seen, not evicted
@@ -169,7 +169,7 @@ class SpanHistory:
         known = self._names.get(named)
         if known is not None and known != key:
             return f"text changed: another version of {named[2]!r} was seen"
-        return FIRST
+        return FIRST_SEEN
 
 
 def _put(table: "OrderedDict[_K, _V]", keys: Iterable[_K], values: Iterable[_V], limit: int) -> None:

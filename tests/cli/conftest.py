@@ -25,8 +25,6 @@ Run = Callable[..., Ran]
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    for name in ("MINIPIC_BASE_URL", "MINIPIC_API_KEY", "MINIPIC_DEBUG"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MINIPIC_MANIFEST", str(tmp_path_factory.mktemp("manifest") / "corpus.db"))
     # Lines of stderr are counted: none more where the machine is slow.
     monkeypatch.setattr("minipic_cli.console.SECONDS_A_LINE", float("inf"))

@@ -231,7 +231,7 @@ def test_a_home_that_cannot_be_written_keeps_nothing(monkeypatch, tmp_path: Path
     monkeypatch.setattr(serve, "on_cpu", lambda: True)
     made = serve.server_environment({}, local=False, api_key=None)
     assert set(made) == {"VLLM_CPU_KVCACHE_SPACE", "VLLM_USE_AOT_COMPILE"}
-    assert serve.compiling([], made) is None
+    assert serve.compiling([], made) is False
 
 
 def _child(code: str) -> Server:

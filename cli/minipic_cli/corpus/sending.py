@@ -6,13 +6,12 @@ from typing import Final
 from minipic_cli.corpus.manifest import Manifest, Span
 from minipic_cli.corpus.totals import Row, Totals
 from minipic_sdk import SpansReport, SpanStatus
-from minipic_sdk.wire import SpanQuery
+from minipic_sdk.wire import FIRST_SEEN, SpanQuery
 
 BATCH_SPANS: Final = 64  # in one request: small enough that the bar moves and ^C loses little
 BATCH_TOKENS: Final = 8192  # a slow server must answer within the timeout
 SHOWN: Final = 100  # documents, failures: memory stays flat
 _SENT: Final = 1 << 15  # spans remembered, at least, so that duplicates aren't sent again
-_FIRST: Final = "first seen"  # by a server that may have been restarted since
 LOST: Final = "evicted, or lost by a restart"
 _WARM: Final = frozenset(("hit", "computed", "resident"))
 
@@ -93,7 +92,8 @@ class Outbox:
     def _answered(self, row: Row, status: SpanStatus) -> None:
         row.waiting -= 1
         row.counts[status.status] = row.counts.get(status.status, 0) + 1
-        lost = row.was_warm and status.status == "computed" and status.reason in (None, _FIRST)
+        # A restarted server knows nothing of what it had.
+        lost = row.was_warm and status.status == "computed" and status.reason in (None, FIRST_SEEN)
         row.reason = row.reason or (LOST if lost else status.reason)
         row.loose = row.loose or status.pinned is False
         totals = self._totals
