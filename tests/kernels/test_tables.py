@@ -79,10 +79,11 @@ def test_tasks_have_slots_only_where_a_tile_is_split():
     tables = AttendTables.of(rows, block_q=8, chunk=np.full(len(rows), 64), tile=64, zero=zero)
     slots = tables.tasks[:, 6]
     assert sorted(slots[slots >= 0]) == list(range(tables.slots))
-    split = tables.merges[tables.merges[:, 3] > 0]
+    assert tables.merges[0, 0] == len(tables.merges) - 1
+    split = tables.merges[1:][tables.merges[1:, 3] > 0]
     assert int(split[:, 3].sum()) == tables.slots
     nothing = [(3, 1, 0, 0), (5, 1, 0, 0), (300, 8, 0, 0), (308, 3, 0, 0)]
-    assert [tuple(m) for m in tables.merges[len(split) :]] == nothing
+    assert [tuple(m) for m in tables.merges[1 + len(split) :]] == nothing
     queries = [q for t in tables.tasks if t[6] < 0 for q in range(t[0], t[0] + t[1])]
     queries += [q for m in split for q in range(m[0], m[0] + m[1])]
     assert sorted(queries) == [q for r in rows for q in range(r.query_start, r.query_start + r.query_len)]
@@ -119,6 +120,15 @@ def test_chunks_shrink_until_the_device_is_full_but_not_below_the_minimum():
     short = row._replace(context_keys=4000)
     chunks = balanced_chunks([short] * 64, block_q=1, kv_heads=8, programs=528)
     assert (chunks >= 4020).all(), "a remainder is not worth a task of its own"
+
+
+@pytest.mark.parametrize("keys", [8052, 16_052, 32_052, 128_052])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_launch_runs_at_once(rows, keys):
+    (row,), _ = rows_of((PARTS, 178, 1))
+    chunks = balanced_chunks([row._replace(context_keys=keys)] * rows, block_q=32, kv_heads=8, programs=132)
+    programs = int((-(-(keys + row.own_len) // chunks)).sum()) * 8
+    assert 0.7 * 132 < programs <= 132, "one that has to wait for another's end doubles the time"
 
 
 @pytest.mark.parametrize("lengths", [[300] * 7, [5000, 40, 900], [100_000] + [200] * 50])

@@ -54,6 +54,8 @@ class SpanModelState(DefaultModelState):
         self._positions: np.ndarray | None = None
         self._physical: torch.Tensor | None = None
         self._capturing: GraphKind | None = None
+        # Such a graph has no stock attention; then only these would read stock metadata, which takes long to make.
+        self._only_replayed = not (vllm_config.kv_transfer_config or vllm_config.speculative_config)
         layers = [m for m in model.modules() if isinstance(m, Attention)]
         self.shape = _common_shape(layers, self.dtype)
         self.stock = layers[0].impl.stock
@@ -170,6 +172,8 @@ class SpanModelState(DefaultModelState):
         elif self._question is not None and replays:
             packed, where = self.questions.packed(self._question)
             async_tensor_h2d(packed, out=where)
+            if self._only_replayed:
+                return {}
             step = self.questions.step(input_batch.num_tokens_after_padding)
         elif not self._capturing and (self._selected is None or for_capture):
             step = self._plain_step(input_batch, replays or for_capture)
@@ -271,7 +275,7 @@ class SpanModelState(DefaultModelState):
         packed = self.tables.pack(made.tasks, made.merges, lens, made.pieces)
         async_tensor_h2d(packed, out=self.tables.buffer[: len(packed)])
         tables = self.tables
-        short = ShortRows(1, tables.tasks[: count + tables.spare], tables.pieces, tables.merges[:count])
+        short = ShortRows(1, tables.tasks[: count + tables.spare], tables.pieces, tables.merges[: 1 + count])
         return DeviceStep(plain=self.stock, short=[short] if count else [])
 
     def _upload(self, table: np.ndarray) -> torch.Tensor:

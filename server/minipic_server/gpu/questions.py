@@ -45,7 +45,7 @@ class Questions:
         """
         tiles = tokens // self._block_q + REQUESTS
         stretches = tokens // MIN_SEGMENT + REQUESTS
-        return self._programs // self._shape.kv_heads + 1 + 2 * tiles, stretches + tiles
+        return self._programs // self._shape.kv_heads + 1 + 2 * tiles, 1 + stretches + tiles
 
     def plan(self, rows: Sequence[RowRuns], zero: np.ndarray, tokens: int) -> AttendTables | None:
         """Tables of a step, or ``None`` if it doesn't fit a graph of ``tokens``.

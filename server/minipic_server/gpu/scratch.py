@@ -10,7 +10,7 @@ from minipic_server.kernels.attend.kernel import MERGE_FIELDS, PIECE_FIELDS, TAS
 SHARE = 0.015  # of what is left for the KV cache; the contract is 2 % with the tables
 FEWEST_KEYS = 4096
 GRAPH_PIECES = 1 << 17  # of a decode batch under a CUDA graph: 2 MiB, 4M keys; beyond, attention runs eagerly
-WAVES = {16: 8, 32: 4, 64: 2, 128: 2}  # programs for each multiprocessor, by matrix rows of a tile; measured
+WAVES = {16: 4, 32: 4, 64: 2, 128: 1}  # programs for each multiprocessor, by matrix rows of a tile; measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class GraphTables:
 
     def __init__(self, *, requests: int, spare: int, device: torch.device) -> None:
         self.spare = spare  # tasks beyond one per request
-        sizes = [(requests + spare) * TASK_FIELDS, requests * MERGE_FIELDS, requests, GRAPH_PIECES * PIECE_FIELDS]
+        sizes = [(requests + spare) * TASK_FIELDS, (1 + requests) * MERGE_FIELDS, requests, GRAPH_PIECES * PIECE_FIELDS]
         ends = np.cumsum([-(-n // 4) * 4 for n in sizes])
         self.buffer = torch.zeros(int(ends[-1]), dtype=torch.int32, device=device)
         self._starts = (0, *ends[:-1].tolist())

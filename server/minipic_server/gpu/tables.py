@@ -133,31 +133,37 @@ class AttendTables(NamedTuple):
         tasks[:, 6] = np.where(split_tile[of], slots_before[of] + split, -1)
         merged = np.flatnonzero(split_tile)
         nothing = _runs(zero, block_q)
-        merges = np.zeros((len(merged) + len(nothing), MERGE_FIELDS), dtype=np.int32)
-        merges[: len(merged), 0] = (starts[row] + at)[merged]
-        merges[: len(merged), 1] = count[merged]
-        merges[: len(merged), 2] = slots_before[merged]
-        merges[: len(merged), 3] = per_tile[merged]
-        merges[len(merged) :, :2] = nothing
+        stop = 1 + len(merged)
+        merges = np.zeros((stop + len(nothing), MERGE_FIELDS), dtype=np.int32)
+        merges[0, 0] = len(merges) - 1
+        merges[1:stop, 0] = (starts[row] + at)[merged]
+        merges[1:stop, 1] = count[merged]
+        merges[1:stop, 2] = slots_before[merged]
+        merges[1:stop, 3] = per_tile[merged]
+        merges[stop:, :2] = nothing
         return cls(tasks, pieces, merges, int(per_tile[merged].sum()))
 
     @classmethod
     def zeros(cls, zero: np.ndarray) -> "AttendTables":
         """Tables without rows: they only zero the output of tokens. ``zero``: [n]"""
-        merges = np.zeros((len(zero), MERGE_FIELDS), dtype=np.int32)
-        merges[:, 0], merges[:, 1] = zero, 1
+        merges = np.zeros((1 + len(zero), MERGE_FIELDS), dtype=np.int32)
+        merges[0, 0] = len(zero)
+        merges[1:, 0], merges[1:, 1] = zero, 1
         return cls(np.zeros((1, TASK_FIELDS), np.int32), np.zeros((1, PIECE_FIELDS), np.int32), merges, 0)
 
 
 def balanced_chunks(rows: Sequence[RowRuns], *, block_q: int, kv_heads: int, programs: int) -> np.ndarray:
-    """Keys of a task, for each row, so that a launch has about ``programs`` tasks of about equal length. [rows]
+    """Keys of a task, for each row, so that a launch has nearly ``programs`` programs of about equal length. [rows]
 
     There are at most ``rows + programs / kv_heads`` tasks where a row has one tile.
     """
     keys = np.array([r.context_keys + r.own_len for r in rows])
     tiles = -(-np.array([r.query_len for r in rows]) // block_q)
     target = max(MIN_CHUNK, int((keys * tiles).sum()) * kv_heads // programs)
-    splits = np.maximum(1, np.rint(keys / target).astype(np.int64))
+    splits = np.rint(keys / target).astype(np.int64)
+    if int((splits * tiles).sum()) * kv_heads > programs:
+        splits = keys // target  # one program that has to wait for another one to end doubles the time of all
+    splits = np.maximum(1, splits)
     return -(-keys // splits // CHUNK_STEP) * CHUNK_STEP
 
 

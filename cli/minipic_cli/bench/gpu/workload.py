@@ -12,7 +12,7 @@ from minipic_sdk.layouts.base import Arrangement, Piece, PromptLayout, Rules
 
 CONTROL = (128002, 128003, 128004)  # reserved ids of Llama 3: SSEP, PDEP, PAD
 BLOCK = 16
-GRAPHS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]  # tokens of a step
+GRAPHS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512]  # tokens of a step
 HEAD, QUESTION, ANCHOR = 40, 32, 4  # tokens
 LAYOUTS = {"1k": (10, 100), "8k": (4, 2000), "32k": (16, 2000)}  # documents, and their tokens, that layouts stand over
 DOCUMENT = (80, 120)  # shortest, longest: a 2WikiMultihopQA document has about 100 tokens

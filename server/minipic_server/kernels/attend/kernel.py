@@ -3,7 +3,7 @@
 # pyright: reportOptionalSubscript=false, reportOperatorIssue=false, reportMissingImports=false, reportUndefinedVariable=false
 # (torch modules, Triton kernels and vLLM's optional parts have no types that say what they are)
 
-"""Split-KV attention of short queries over runs of the paged cache, and the merge of its splits.
+"""Split-KV attention of short queries over runs of the paged cache; merge.py puts its splits together.
 
 A *tile* is up to BLOCK_Q queries of one row with all G query heads of a KV head: BLOCK_Q * G matrix rows. A *task* is
 one tile against a stretch of the row's keys, cut into *pieces*: at most BLOCK_N keys of one run. The loop goes over
@@ -13,7 +13,7 @@ Tables are int32, made by ``gpu/tables.py``:
     tasks  [n, 8]  first token, queries, index of the first query in its row, request, piece from, piece to,
                    slot of its partial result (-1: the tile has one task, which writes the output itself), 0
     pieces [n, 4]  first key (physical token index), keys, turn, limit
-    merges [n, 4]  first token, queries, first slot, slots (0: the output is zero)
+    merges [n, 4]  first token, queries, first slot, slots (0: the output is zero); see merge.py
 
 Query i of a row (0 = the row's first) sees key j of a piece iff j <= limit + i. A table row with 0 queries is
 skipped, so tables may be padded to a fixed size under CUDA graphs.
@@ -27,6 +27,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minipic_server.kernels.attend.merge import merge
 from minipic_server.kernels.launch import Constants, launch, power_of_two
 from minipic_server.rope import TurnTable
 
@@ -36,8 +37,6 @@ MERGE_FIELDS = 4
 ALL_VISIBLE = 1 << 30  # limit of a piece that every query sees whole
 _HOPPER = 232_448  # bytes of shared memory
 _SPARE = 16_384  # of it, for what the compiler adds
-_MERGED_QUERIES = 4  # of a program of the merge
-_MERGED_SPLITS = 16  # results that it reads at once, of one query; half as many of several
 
 
 class Settings(NamedTuple):
@@ -57,16 +56,17 @@ def settings(rows: int, head: int, dtype: torch.dtype) -> Settings:
     if dtype == torch.float32:
         return Settings(32, 4, 1)
     if rows <= 16:
-        best = Settings(32, 1, 4)
+        best = Settings(64, 2, 4)
     elif rows <= 32:
         best = Settings(64, 2, 2)
     elif rows <= 64 and head <= 128:
         best = Settings(64, 4, 4)
     else:
-        best = Settings(64, 8, 3)
+        best = Settings(64, 8, 7)
     width = max(16, power_of_two(head)) * dtype.itemsize
-    room = _shared_memory() - rows * width - _SPARE  # beside the turned queries
-    return best._replace(stages=max(1, min(best.stages, room // (2 * best.keys * width))))
+    buffers = (_shared_memory() - rows * width - _SPARE) // (2 * best.keys * width)  # beside the turned queries
+    # Three dependent loads (piece, block, key) take a stage each, so three more stages have one more piece in flight.
+    return best._replace(stages=max(1, min(best.stages, 3 * buffers - 2)))
 
 
 def partial_slots(partial: torch.Tensor, heads: int, block_q: int, head: int) -> int:
@@ -109,7 +109,6 @@ def _attend_kernel(
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     HALF: tl.constexpr,  # rotary_dim / 2
-    HALF_PAD: tl.constexpr,
     NEOX: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -132,21 +131,25 @@ def _attend_kernel(
     head = kvh * G + m % G
     live = qi < count
     d = tl.arange(0, D_PAD)
-    h = tl.arange(0, HALF_PAD)
     n = tl.arange(0, BLOCK_N)
     q_row = q_ptr + (first + qi).to(tl.int64)[:, None] * q_token + head[:, None] * q_head
+    # Turned pairs are kept apart where halves of a head turn whole; else each number stands beside a copy of its pair's other.
+    HALVES: tl.constexpr = NEOX and 2 * HALF == D_PAD
+    if HALVES:
+        pair = tl.arange(0, D_PAD // 2)
+        a = tl.load(q_row + pair[None, :], mask=live[:, None], other=0.0)
+        b = tl.load(q_row + HALF + pair[None, :], mask=live[:, None], other=0.0)
+        turns = pair < HALF
+    else:
+        turns = d < 2 * HALF
+        if NEOX:
+            other, pair, before = (d + HALF) % (2 * HALF), d % HALF, d < HALF
+        else:
+            other, pair, before = d ^ 1, d // 2, d % 2 == 0
+        a = tl.load(q_row + d[None, :], mask=live[:, None] & (d < D)[None, :], other=0.0)
+        b = tl.load(q_row + other[None, :], mask=live[:, None] & turns[None, :], other=0.0)
     table = table_ptr + request.to(tl.int64) * table_row
     kv_base = kv_ptr + kvh.to(tl.int64) * kv_head
-    turns = d < 2 * HALF
-    if NEOX:
-        half_live = live[:, None] & (h < HALF)[None, :]
-        a = tl.load(q_row + h[None, :], mask=half_live, other=0.0)
-        b = tl.load(q_row + HALF + h[None, :], mask=half_live, other=0.0)
-        passing = live[:, None] & ((d >= 2 * HALF) & (d < D))[None, :]
-        rest = tl.load(q_row + d[None, :], mask=passing, other=0.0)
-    else:
-        a = tl.load(q_row + d[None, :], mask=live[:, None] & (d < D)[None, :], other=0.0)
-        b = tl.load(q_row + (d ^ 1)[None, :], mask=live[:, None] & turns[None, :], other=0.0)
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -155,35 +158,31 @@ def _attend_kernel(
         piece = piece_ptr + p * 4
         start, length, turn, limit = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2), tl.load(piece + 3)
         seen = n < tl.minimum(length, limit + index + count)
-        at = start + n
+        at = (start + n).to(tl.uint32)  # unsigned: dividing is shifting
         block = tl.load(table + at // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-        kv = kv_base + (block * kv_block + (at % BLOCK_SIZE) * kv_slot)[:, None]
+        kv = kv_base + (block * kv_block + (at % BLOCK_SIZE) * kv_slot)[:, None] + d[None, :]
+        read = seen[:, None] & (d < D)[None, :]
         turn_at = turn.to(tl.int64) * HALF
         # The query looks at this run turned back by its turn: R[-d] q, rounded to its dtype once.
-        if NEOX:
-            key_live = seen[:, None] & (h < HALF)[None, :]
-            k_a = tl.load(kv + h[None, :], mask=key_live, other=0.0)
-            k_b = tl.load(kv + HALF + h[None, :], mask=key_live, other=0.0)
-            c = tl.load(cos_ptr + turn_at + h, mask=h < HALF, other=1.0)[None, :]
-            s = tl.load(sin_ptr + turn_at + h, mask=h < HALF, other=0.0)[None, :]
-            scores = _dot((a.to(tl.float32) * c + b.to(tl.float32) * s).to(a.dtype), tl.trans(k_a), EXACT)
-            scores += _dot((b.to(tl.float32) * c - a.to(tl.float32) * s).to(a.dtype), tl.trans(k_b), EXACT)
-            if 2 * HALF < D:
-                key_rest = seen[:, None] & ((d >= 2 * HALF) & (d < D))[None, :]
-                scores += _dot(rest, tl.trans(tl.load(kv + d[None, :], mask=key_rest, other=0.0)), EXACT)
+        k = tl.load(kv, mask=read, other=0.0)
+        c = tl.load(cos_ptr + turn_at + pair, mask=turns, other=1.0)
+        s = tl.load(sin_ptr + turn_at + pair, mask=turns, other=0.0)
+        if HALVES:
+            c, s = c[None, :], s[None, :]
+            turned_a = (a.to(tl.float32) * c + b.to(tl.float32) * s).to(a.dtype)
+            turned_b = (b.to(tl.float32) * c - a.to(tl.float32) * s).to(a.dtype)
+            turned = tl.join(turned_a, turned_b).permute(0, 2, 1).reshape(BLOCK_M, D_PAD)
         else:
-            k_d = tl.load(kv + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0.0)
-            c = tl.load(cos_ptr + turn_at + d // 2, mask=turns, other=1.0)[None, :]
-            s = tl.load(sin_ptr + turn_at + d // 2, mask=turns, other=0.0)
-            s = tl.where(d % 2 == 0, s, -s)[None, :]
-            scores = _dot((a.to(tl.float32) * c + b.to(tl.float32) * s).to(a.dtype), tl.trans(k_d), EXACT)
+            c, s = c[None, :], tl.where(before, s, -s)[None, :]
+            turned = (a.to(tl.float32) * c + b.to(tl.float32) * s).to(a.dtype)
+        scores = _dot(turned, tl.trans(k), EXACT)
         # Unused slots may hold NaN, so they are never loaded: a weight of zero would keep it.
-        v = tl.load(kv + D + d[None, :], mask=seen[:, None] & (d < D)[None, :], other=0.0)
+        v = tl.load(kv + D, mask=read, other=0.0)
         visible = seen[None, :] & (n[None, :] <= limit + index + qi[:, None])
-        scores = tl.where(visible, scores * scale, float("-inf"))
-        peak = tl.maximum(top, tl.max(scores, 1))
+        scores = tl.where(visible, scores, float("-inf"))
+        peak = tl.maximum(top, tl.max(scores, 1) * scale)
         base = tl.where(peak == float("-inf"), 0.0, peak)
-        weight = tl.exp2(scores - base[:, None])
+        weight = tl.exp2(scores * scale - base[:, None])
         fade = tl.exp2(top - base)
         total = total * fade + tl.sum(weight, 1)
         acc = acc * fade[:, None] + _dot(weight.to(v.dtype), v, EXACT)
@@ -207,54 +206,6 @@ def _dot(a, b, EXACT: tl.constexpr):
     if EXACT:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     return tl.dot(a, b)
-
-
-@triton.jit
-def _merge_kernel(
-    merge_ptr,
-    part_ptr,  # [slots, heads, BLOCK_Q, D] float32
-    lse_ptr,  # [slots, heads, BLOCK_Q] float32
-    out_ptr,  # [tokens, heads, D]
-    out_token,
-    out_head,
-    heads,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    QUERIES: tl.constexpr,  # of a program
-    SPLITS: tl.constexpr,  # that it reads at once
-):
-    # Few splits in flight in few programs would wait for memory most of the time.
-    groups = (BLOCK_Q + QUERIES - 1) // QUERIES
-    merge = merge_ptr + tl.program_id(0) // (heads * groups) * 4
-    count = tl.load(merge + 1)
-    begin = tl.program_id(0) % groups * QUERIES
-    if begin >= count:
-        return
-    first, slot, slots = tl.load(merge), tl.load(merge + 2), tl.load(merge + 3)
-    head = tl.program_id(0) // groups % heads
-    d = tl.arange(0, D_PAD)
-    q = begin + tl.arange(0, QUERIES)
-    few = q < count
-    s = tl.arange(0, SPLITS)
-    top = tl.full([QUERIES], float("-inf"), tl.float32)
-    total = tl.zeros([QUERIES], tl.float32)
-    acc = tl.zeros([QUERIES, D_PAD], tl.float32)
-    for i in range(0, slots, SPLITS):
-        live = (i + s < slots)[:, None] & few[None, :]
-        part = ((slot + i + s).to(tl.int64) * heads + head)[:, None] * BLOCK_Q + q[None, :]
-        lse = tl.load(lse_ptr + part, mask=live, other=float("-inf"))
-        read = live[:, :, None] & (d < D)[None, None, :]
-        parts = tl.load(part_ptr + part[:, :, None] * D + d[None, None, :], mask=read, other=0.0)
-        peak = tl.maximum(top, tl.max(lse, 0))
-        base = tl.where(peak == float("-inf"), 0.0, peak)
-        weight, fade = tl.exp2(lse - base[None, :]), tl.exp2(top - base)
-        acc = acc * fade[:, None] + tl.sum(weight[:, :, None] * parts, 0)
-        total = total * fade + tl.sum(weight, 0)
-        top = peak
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    to = out_ptr + (first + q).to(tl.int64)[:, None] * out_token + head * out_head + d[None, :]
-    tl.store(to, result.to(out_ptr.dtype.element_ty), mask=few[:, None] & (d < D)[None, :])
 
 
 def attend(
@@ -337,11 +288,8 @@ def attend(
         ),
         warps=compiled.warps,
     )
-    if merges is not None and merges.shape[0]:
-        strides = out.stride(0), out.stride(1), heads
-        constants = _merge_constants(head, block_q)
-        programs = merges.shape[0] * heads * -(-block_q // min(power_of_two(block_q), _MERGED_QUERIES))
-        launch(_merge_kernel, programs, (merges, partial, lse, out, *strides), constants, warps=4)
+    if merges is not None and merges.shape[0] > 1:
+        merge(merges, partial, lse, out, block_q)
 
 
 @cache
@@ -362,7 +310,6 @@ def _constants(
         ("D", head),
         ("D_PAD", max(16, power_of_two(head))),
         ("HALF", half),
-        ("HALF_PAD", max(16, power_of_two(half))),
         ("NEOX", neox),
         ("BLOCK_SIZE", block_size),
         ("BLOCK_Q", block_q),
@@ -371,11 +318,3 @@ def _constants(
         ("EXACT", exact),
         ("STAGES", stages),
     )
-
-
-@cache
-def _merge_constants(head: int, block_q: int) -> Constants:
-    queries = min(power_of_two(block_q), _MERGED_QUERIES)
-    splits = _MERGED_SPLITS if queries == 1 else _MERGED_SPLITS // 2
-    pads = max(16, power_of_two(head))
-    return (("D", head), ("D_PAD", pads), ("BLOCK_Q", block_q), ("QUERIES", queries), ("SPLITS", splits))
