@@ -40,7 +40,7 @@ CASES = {
 
 def run(problem, *, block_q, chunk, zero=(), tile=64):
     zero = np.array(zero, dtype=np.int64)
-    chunks = np.full(len(problem.compiled), chunk)
+    chunks = [chunk] * len(problem.compiled)
     tables = AttendTables.of(problem.compiled, block_q=block_q, chunk=chunks, tile=tile, zero=zero)
     heads, head = problem.query.shape[1:]
     device = problem.query.device
@@ -89,9 +89,7 @@ def test_tokens_to_zero_are_zero_and_the_others_stay(device):
 
 def test_table_rows_without_queries_are_skipped(device):
     problem = make_problem([(RAG, 137, 1)], device=device)
-    tables = AttendTables.of(
-        problem.compiled, block_q=1, chunk=np.array([64]), tile=32, zero=np.empty(0, dtype=np.int64)
-    )
+    tables = AttendTables.of(problem.compiled, block_q=1, chunk=[64], tile=32, zero=np.empty(0, dtype=np.int64))
     pad = lambda t, n: torch.from_numpy(np.concatenate([t, np.zeros((n, t.shape[1]), dtype=np.int32)])).to(device)
     outs = []
     for n in (0, 5):

@@ -90,7 +90,7 @@ class World:
         state.tables = GraphTables(requests=len(requests) + 3, spare=16, device=DEVICE)
         state.device, state.stock, state.rope_state = DEVICE, stock, None
         state.questions = Questions(state.shape, state.scratch, DEVICE)
-        state.contiguous = False
+        state.contiguous = state._only_replayed = False
         state._capturing = state._positions = state._physical = None
         state.spans = {}
         for i, (parts, _, _) in enumerate(requests):
@@ -264,6 +264,15 @@ def test_a_replayed_question_equals_the_reference(name, monkeypatch):
     out, batch, _ = world.forward(CUDAGraphMode.FULL, 8 - len(QUESTIONS[name]), 256)
     torch.testing.assert_close(out, world.expected(), atol=3e-6, rtol=3e-5)
     assert batch.positions[:tokens].tolist() == world.problem.positions.tolist()
+
+
+def test_nobody_asks_for_metadata_of_a_replayed_question(monkeypatch):
+    world = World(monkeypatch, next(iter(QUESTIONS.values())))
+    monkeypatch.setattr(DefaultModelState, "prepare_attn", None)
+    world.state._only_replayed = True
+    assert world.state.fits_question(256)
+    assert world.state.prepare_attn(None, CUDAGraphMode.FULL, None, None, None, None) == {}
+    assert world.state.questions._tables.buffer.any()
 
 
 def test_what_does_not_fit_a_question_graph_is_not_replayed(monkeypatch):

@@ -4,7 +4,10 @@
 gets the request. A 128k prompt has a thousand spans, and every decode step looks at all of them.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import add, lt, sub
 from typing import NamedTuple
 
 import numpy as np
@@ -30,9 +33,9 @@ class RowRuns(NamedTuple):
 class RequestRuns:
     """Segments and runs of one span request."""
 
-    first: np.ndarray  # physical index of each segment's first visible token, ascending. [segments]
-    stop: np.ndarray  # behind its last visible token, FAR if it goes on. [segments]
-    canonical: np.ndarray  # position of the token at ``first``. [segments]
+    first: list[int]  # physical index of each segment's first visible token, ascending. [segments]
+    stop: list[int]  # behind its last visible token, FAR if it goes on. [segments]
+    canonical: list[int]  # position of the token at ``first``. [segments]
     contexts: list[np.ndarray]  # per segment; shared arrays where contexts are equal
     keys: list[int]  # keys in each context
 
@@ -40,35 +43,39 @@ class RequestRuns:
     def of(cls, layout: Layout) -> "RequestRuns":
         """What ``plan.RequestPlan.from_layout`` says, without an object per segment and run."""
         kinds, _, _, firsts, lasts, logicals, hiddens = zip(*layout.segments, strict=True)
-        stored = [layout.anchor if kind == "span" else at for kind, at in zip(kinds, logicals, strict=True)]
-        columns = np.array((firsts, lasts, logicals, hiddens, stored), dtype=np.int64)
-        first, stop, logical, hidden, canonical = columns
-        shown, before = first + hidden, logical + hidden
-        runs = np.array((shown, stop - shown, logical - canonical), dtype=np.int32).T
-        nothing = runs[:0]
-        anchor = np.array([[layout.head_at, layout.anchor, 0]], dtype=np.int32) if layout.anchor else nothing
-        contexts = [anchor if kind == "span" else nothing for kind in kinds]
-        keys = [layout.anchor if kind == "span" else 0 for kind in kinds]
-        for i, kind in enumerate(kinds):
-            if kind == "dependent":  # what Layout.context says
-                sees = (runs[:, 1] > 0) & (before < logical[i])
-                sees[i] = False
-                contexts[i] = context = np.ascontiguousarray(runs[sees])
+        others = [i for i, kind in enumerate(kinds) if kind != "span"]
+        canonical, keys = [layout.anchor] * len(kinds), [layout.anchor] * len(kinds)
+        for i in others:
+            canonical[i] = logicals[i]
+        shown, before = firsts, logicals
+        if any(hiddens):
+            shown, before = tuple(map(add, firsts, hiddens)), tuple(map(add, logicals, hiddens))
+        lens = tuple(map(sub, lasts, shown))
+        runs = np.array((shown, lens, tuple(map(sub, logicals, canonical))), dtype=np.int32).T.copy()
+        in_order = all(lens) and all(map(lt, before, before[1:]))
+        sums, starts = tuple(accumulate(lens, initial=0)), None if in_order else np.array(before)
+        anchor = np.array([[layout.head_at, layout.anchor, 0]], dtype=np.int32) if layout.anchor else runs[:0]
+        contexts = [anchor] * len(kinds)
+        for i in others:
+            if kinds[i] == "head":
+                contexts[i], keys[i] = runs[:0], 0
+            elif starts is None:  # it sees all that stands before it
+                contexts[i], keys[i] = runs[:i], sums[i]
+            else:  # what Layout.context says
+                contexts[i] = context = runs[(runs[:, 1] > 0) & (starts < logicals[i])]
                 keys[i] = int(context[:, 1].sum())
-        if layout.generates:
-            stop[-1] = FAR
-        return cls(first, stop, canonical, contexts, keys)
+        stop = [*lasts[:-1], FAR if layout.generates else lasts[-1]]
+        return cls(list(firsts), stop, canonical, contexts, keys)
 
     @classmethod
     def plain(cls) -> "RequestRuns":
         """A request without control tokens, for devices where stock attention can't serve it."""
-        zero = np.zeros(1, dtype=np.int64)
-        return cls(zero, zero + FAR, zero, [np.empty((0, 3), dtype=np.int32)], [0])
+        return cls([0], [FAR], [0], [np.empty((0, 3), dtype=np.int32)], [0])
 
     def pieces(self, tile: int, done: int) -> int:
         """Pieces of at most ``tile`` keys that the next decode step reads, ``done`` tokens being in the cache."""
         context = int((-(-self.contexts[-1][:, 1] // tile)).sum())
-        return context + max(0, done - int(self.first[-1])) // tile + 1
+        return context + max(0, done - self.first[-1]) // tile + 1
 
     def plan(
         self, request: int, query_start: int, computed: int, scheduled: int, positions: np.ndarray
@@ -85,15 +92,15 @@ class RequestRuns:
         end = computed + scheduled
         i = len(self.first) - 1
         if computed < self.first[i]:  # not in the last segment yet: find the first that isn't done
-            i = int(np.searchsorted(self.stop, computed, side="right"))
+            i = bisect_right(self.stop, computed)
         rows: list[RowRuns] = []
         mine = positions[query_start : query_start + scheduled]
         mine[:] = 0
         while i < len(self.first) and self.first[i] < end:
-            own_start = int(self.first[i])
-            first, last = max(own_start, computed), min(int(self.stop[i]), end)
+            own_start = self.first[i]
+            first, last = max(own_start, computed), min(self.stop[i], end)
             if first < last:
-                at = int(self.canonical[i]) - own_start
+                at = self.canonical[i] - own_start
                 mine[first - computed : last - computed] = np.arange(first + at, last + at)
                 where = query_start + first - computed
                 keys = self.contexts[i], own_start, last - own_start, self.keys[i]

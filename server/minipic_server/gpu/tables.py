@@ -1,10 +1,15 @@
-"""int32 tables that the kernels read, from a step's rows; vectorised over the whole batch.
+"""int32 tables that the kernels read, from a step's rows, for the whole batch at once.
+
+It runs before every launch, mostly with cold caches, where an array operation takes some 5 us however short the array:
+runs and pieces, of which there are thousands, are arrays; rows and tasks, of which there are few, plain Python.
 
 A row's keys, context first, then its own, are cut into chunks of equal length, one task each, so that every program
 of a launch has about as much to do.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import add, mul
 from typing import NamedTuple
 
 import numpy as np
@@ -15,34 +20,31 @@ from minipic_server.kernels.gather.kernel import MOVE_FIELDS, TILE
 
 MIN_CHUNK = 128  # keys of a task: less isn't worth a merge
 CHUNK_STEP = 32
+_UNLIMITED = (1 << 31) - 1  # minus any token this is more than ALL_VISIBLE
+_OWN = np.zeros((1, 3), dtype=np.int32)  # holds the place of a row's own run
 
 
 class FlatRuns(NamedTuple):
-    """All runs of several rows, in row order."""
+    """All runs of several rows, in row order; their keys are numbered through."""
 
-    run: np.ndarray  # start, length, turn, limit. [runs, 4]
-    row: np.ndarray  # index of the row each belongs to. [runs]
-    before: np.ndarray  # keys of the same row in earlier runs. [runs]
-    total: np.ndarray  # keys of each row. [rows]
+    run: np.ndarray  # start, length, turn, _UNLIMITED or for a row's own run its first query. [runs, 4]
+    begin: np.ndarray  # number of each run's first key. [runs]
+    total: list[int]  # keys of each row. [rows]
 
     @classmethod
     def of(cls, rows: Sequence[RowRuns]) -> "FlatRuns":
         """Flatten; every row has at least its own run, which is not empty."""
-        counts = np.fromiter((len(r.context) + 1 for r in rows), dtype=np.int64, count=len(rows))
-        ends = counts.cumsum()
-        run = np.empty((int(ends[-1]), 4), dtype=np.int32)
-        run[:, 3] = ALL_VISIBLE
-        own = ends - 1
-        in_context = np.ones(len(run), dtype=bool)
-        in_context[own] = False
-        run[in_context, :3] = np.concatenate([r.context for r in rows])
-        run[own] = [(r.own_start, r.own_len, 0, r.own_len - r.query_len) for r in rows]
-        done = run[:, 1].astype(np.int64).cumsum()
-        row = np.repeat(np.arange(len(rows)), counts)
-        row_start = np.concatenate(([0], done[own][:-1]))
-        return cls(run, row, done - run[:, 1] - row_start[row], done[own] - row_start)
+        _, _, queries, contexts, starts, lens, keys = zip(*rows, strict=True)
+        own = [end - 1 for end in accumulate([len(context) + 1 for context in contexts])]
+        run = np.empty((own[-1] + 1, 4), dtype=np.int32)
+        run[:, 3] = _UNLIMITED
+        np.concatenate([part for context in contexts for part in (context, _OWN)], out=run[:, :3])
+        run[own] = [(at, n, 0, at + n - q) for at, n, q in zip(starts, lens, queries, strict=True)]
+        begin = run[:, 1].cumsum(dtype=np.int32)  # no step looks at 2^31 keys
+        begin -= run[:, 1]
+        return cls(run, begin, [*map(add, keys, lens)])
 
-    def cut(self, chunk: np.ndarray, tile: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def cut(self, chunk: Sequence[int], tile: int) -> tuple[np.ndarray, list[int]]:
         """Cut at every multiple of its ``chunk`` keys of a row, and then so that no piece exceeds ``tile`` keys.
 
         Args:
@@ -51,40 +53,42 @@ class FlatRuns(NamedTuple):
 
         Returns:
             pieces: start, length, turn, limit. [pieces, 4]
-            source: the run each is part of. [pieces]
-            number: which chunk of its row each belongs to. [pieces]
+            first: number of each chunk's first piece, and of all pieces; rows in order. [chunks + 1]
         """
-        ends, step = self.before + self.run[:, 1], chunk[self.row]
-        first = self.before // step
-        source, k = _expand((ends - 1) // step - first + 1)
-        number = k + first[source]
-        lo = np.maximum(self.before[source], number * step[source])
-        hi = np.minimum(ends[source], (number + 1) * step[source])
-        part, k = _expand(-(-(hi - lo) // tile))
-        source, number, hi = source[part], number[part], hi[part]
-        lo = lo[part] + k * tile
-        skipped = lo - self.before[source]
-        pieces = self.run[source]
-        pieces[:, 0] += skipped
-        pieces[:, 1] = np.minimum(hi - lo, tile)
-        own = pieces[:, 3] != ALL_VISIBLE
-        pieces[own, 3] -= skipped[own]
-        return pieces, source, number
+        cuts: list[int] = []  # number of each chunk's first key
+        done = 0
+        for total, step in zip(self.total, chunk, strict=True):
+            cuts += range(done, done + total, step)
+            done += total
+        places = np.concatenate((self.begin, np.array([*cuts, done], dtype=np.int32)))
+        order = places.argsort(kind="stable")  # merges two sorted stretches; where they meet, a part is empty
+        places = places.take(order)
+        is_run = order < len(self.run)
+        source = is_run[:-1].cumsum() - 1
+        length = places[1:] - places[:-1]
+        part = self.run.take(source, axis=0)
+        part[:, 0] += places[:-1] - self.begin.take(source)
+        part[:, 1] = length
+        counts = (length + (tile - 1)) // tile
+        ends = np.zeros(len(places), dtype=np.int32)
+        counts.cumsum(out=ends[1:])
+        pieces = part.repeat(counts, axis=0)
+        skipped = np.arange(len(pieces), dtype=np.int32)
+        skipped -= ends[:-1].repeat(counts)
+        skipped *= tile
+        start, length, limit = pieces[:, 0], pieces[:, 1], pieces[:, 3]
+        start += skipped
+        length -= skipped
+        np.minimum(length, tile, out=length)
+        limit -= start
+        np.minimum(limit, ALL_VISIBLE, out=limit)
+        return pieces, ends[~is_run].tolist()
 
 
 def _expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Index of the item and number within it, of ``counts`` copies of each item. Each [counts.sum()]."""
-    item = np.repeat(np.arange(len(counts)), counts)
-    return item, np.arange(len(item)) - (counts.cumsum() - counts)[item]
-
-
-def _runs(tokens: np.ndarray, longest: int) -> np.ndarray:
-    """First token and length of every run of consecutive ``tokens``, cut at ``longest``. [runs, 2]"""
-    starts = np.flatnonzero(np.diff(tokens, prepend=-2) != 1)
-    lens = np.diff(starts, append=len(tokens))
-    run, k = _expand(-(-lens // longest))
-    at = k * longest
-    return np.stack((tokens[starts[run]] + at, np.minimum(longest, lens[run] - at)), 1)
+    item = np.arange(len(counts)).repeat(counts)
+    return item, np.arange(len(item)) - (counts.cumsum() - counts).take(item)
 
 
 class AttendTables(NamedTuple):
@@ -97,7 +101,7 @@ class AttendTables(NamedTuple):
 
     @classmethod
     def of(
-        cls, rows: Sequence[RowRuns], *, block_q: int, chunk: np.ndarray, tile: int, zero: np.ndarray
+        cls, rows: Sequence[RowRuns], *, block_q: int, chunk: Sequence[int], tile: int, zero: np.ndarray
     ) -> "AttendTables":
         """Tables for rows whose tiles hold ``block_q`` queries.
 
@@ -109,39 +113,25 @@ class AttendTables(NamedTuple):
             zero: tokens whose output is zero. [n]
         """
         flat = FlatRuns.of(rows)
-        pieces, source, number = flat.cut(chunk, tile)
-        splits = -(-flat.total // chunk)
-        base = splits.cumsum() - splits
-        counts = np.bincount(base[flat.row[source]] + number, minlength=int(splits.sum()))
-        to = counts.cumsum()
-        starts, lens, requests = np.array([(r.query_start, r.query_len, r.request) for r in rows]).T
-        row, at = _expand(-(-lens // block_q))
-        at *= block_q
-        per_tile = splits[row]
-        of, split = _expand(per_tile)
-        which = base[row][of] + split
-        split_tile = per_tile > 1
-        slots_before = np.where(split_tile, per_tile, 0).cumsum() - np.where(split_tile, per_tile, 0)
-        count = np.minimum(block_q, lens[row] - at)
-        tasks = np.zeros((len(of), TASK_FIELDS), dtype=np.int32)
-        tasks[:, 0] = (starts[row] + at)[of]
-        tasks[:, 1] = count[of]
-        tasks[:, 2] = at[of]
-        tasks[:, 3] = requests[row][of]
-        tasks[:, 4] = (to - counts)[which]
-        tasks[:, 5] = to[which]
-        tasks[:, 6] = np.where(split_tile[of], slots_before[of] + split, -1)
-        merged = np.flatnonzero(split_tile)
-        nothing = _runs(zero, block_q)
-        stop = 1 + len(merged)
-        merges = np.zeros((stop + len(nothing), MERGE_FIELDS), dtype=np.int32)
-        merges[0, 0] = len(merges) - 1
-        merges[1:stop, 0] = (starts[row] + at)[merged]
-        merges[1:stop, 1] = count[merged]
-        merges[1:stop, 2] = slots_before[merged]
-        merges[1:stop, 3] = per_tile[merged]
-        merges[stop:, :2] = nothing
-        return cls(tasks, pieces, merges, int(per_tile[merged].sum()))
+        pieces, first = flat.cut(chunk, tile)
+        tasks: list[int] = []
+        merges: list[int] = [0] * MERGE_FIELDS
+        slots = base = 0
+        for (request, start, queries, *_), total, step in zip(rows, flat.total, chunk, strict=True):
+            splits = -(-total // step)
+            for at in range(0, queries, block_q):
+                token, count = start + at, min(block_q, queries - at)
+                for i in range(base, base + splits):
+                    slot = slots + i - base if splits > 1 else -1
+                    tasks += token, count, at, request, first[i], first[i + 1], slot, 0
+                if splits > 1:
+                    merges += token, count, slots, splits
+                    slots += splits
+            base += splits
+        merges += _nothing(zero, block_q)
+        merges[0] = len(merges) // MERGE_FIELDS - 1
+        task_table = np.array(tasks, dtype=np.int32).reshape(-1, TASK_FIELDS)
+        return cls(task_table, pieces, np.array(merges, dtype=np.int32).reshape(-1, MERGE_FIELDS), slots)
 
     @classmethod
     def zeros(cls, zero: np.ndarray) -> "AttendTables":
@@ -152,19 +142,32 @@ class AttendTables(NamedTuple):
         return cls(np.zeros((1, TASK_FIELDS), np.int32), np.zeros((1, PIECE_FIELDS), np.int32), merges, 0)
 
 
-def balanced_chunks(rows: Sequence[RowRuns], *, block_q: int, kv_heads: int, programs: int) -> np.ndarray:
+def _nothing(tokens: np.ndarray, longest: int) -> list[int]:
+    """Merges of no results, for every run of consecutive ``tokens``, cut at ``longest``."""
+    merges: list[int] = []
+    first = count = -1
+    for token in tokens.tolist():
+        if token == first + count and count < longest:
+            count += 1
+            merges[-3] = count
+        else:
+            first, count = token, 1
+            merges += first, count, 0, 0
+    return merges
+
+
+def balanced_chunks(rows: Sequence[RowRuns], *, block_q: int, kv_heads: int, programs: int) -> list[int]:
     """Keys of a task, for each row, so that a launch has nearly ``programs`` programs of about equal length. [rows]
 
     There are at most ``rows + programs / kv_heads`` tasks where a row has one tile.
     """
-    keys = np.array([r.context_keys + r.own_len for r in rows])
-    tiles = -(-np.array([r.query_len for r in rows]) // block_q)
-    target = max(MIN_CHUNK, int((keys * tiles).sum()) * kv_heads // programs)
-    splits = np.rint(keys / target).astype(np.int64)
-    if int((splits * tiles).sum()) * kv_heads > programs:
-        splits = keys // target  # one program that has to wait for another one to end doubles the time of all
-    splits = np.maximum(1, splits)
-    return -(-keys // splits // CHUNK_STEP) * CHUNK_STEP
+    keys = [r.context_keys + r.own_len for r in rows]
+    tiles = [-(-r.query_len // block_q) for r in rows]
+    target = max(MIN_CHUNK, sum(map(mul, keys, tiles)) * kv_heads // programs)
+    splits = [round(n / target) for n in keys]
+    if sum(map(mul, splits, tiles)) * kv_heads > programs:  # one that waits for another's end doubles the time
+        splits = [n // target for n in keys]
+    return [-(-n // (k or 1) // CHUNK_STEP) * CHUNK_STEP for n, k in zip(keys, splits, strict=True)]
 
 
 class GatherTables(NamedTuple):
@@ -188,26 +191,26 @@ class GatherTables(NamedTuple):
             last_token: where they end; at least the last row's end.
         """
         flat = FlatRuns.of(rows)
-        run, starts = flat.run, flat.total.cumsum() - flat.total
+        run, total = flat.run, np.array(flat.total)
         source, number = _expand(-(-run[:, 1].astype(np.int64) // TILE))
         skipped = number * TILE
-        row = flat.row[source]
+        requests = np.array([r.request for r in rows]).repeat([len(r.context) + 1 for r in rows])
         moves = np.empty((len(source), MOVE_FIELDS), dtype=np.int32)
-        moves[:, 0] = np.array([r.request for r in rows])[row]
+        moves[:, 0] = requests[source]
         moves[:, 1] = run[source, 0] + skipped
         moves[:, 2] = np.minimum(TILE, run[source, 1] - skipped)
         moves[:, 3] = run[source, 2]
-        moves[:, 4] = starts[row] + flat.before[source] + skipped
+        moves[:, 4] = flat.begin[source] + skipped
         begin, lens = np.array([(r.query_start, r.query_len) for r in rows]).T
         gaps = np.append(begin, last_token) - np.concatenate(([first_token], begin + lens))
         # gap, row, gap, row, ..., gap
         q_lens, k_lens = np.zeros(2 * len(rows) + 1, dtype=np.int64), np.zeros(2 * len(rows) + 1, dtype=np.int64)
         q_lens[::2], q_lens[1::2] = gaps, lens
-        k_lens[1::2] = flat.total
+        k_lens[1::2] = total
         real = q_lens > 0
         cu_q = np.concatenate(([0], q_lens[real].cumsum())).astype(np.int32)
         cu_k = np.concatenate(([0], k_lens[real].cumsum())).astype(np.int32)
-        return cls(moves, cu_q, cu_k, first_token, last_token, int(q_lens.max()), int(flat.total.max()))
+        return cls(moves, cu_q, cu_k, first_token, last_token, int(q_lens.max()), int(total.max()))
 
     def busy(self, heads: int, rows: int) -> int:
         """Keys that all tiles of ``rows`` matrix rows together look at."""
