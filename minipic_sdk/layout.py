@@ -172,7 +172,7 @@ def parse_layout(
     if placements is not None:
         logical, hidden = zip(*placements, strict=True)
     columns = zip(kinds, starts, stops, firsts, lasts, logical, hidden, strict=False)
-    segments = tuple(map(Segment._make, columns))
+    segments = tuple(map(tuple.__new__, repeat(Segment), columns))  # not _make: a call of Python for each
     tail = segments[-1]
     if tail.kind != "span" and (tail.visible_stop != len(ids) or not tail.num_visible):
         raise LayoutError(tail.visible_stop, "a prompt that generates must end in a visible token")
