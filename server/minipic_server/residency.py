@@ -78,7 +78,8 @@ class Residency:
         for _ in range(_LOOK_AHEAD * blocks):
             if block is None or block is last or blocks <= 0:
                 break
-            if block.block_hash is not None and get_block_hash(block.block_hash) in wanted:
+            key = block._block_hash  # pyright: ignore[reportPrivateUsage]
+            if key is not None and get_block_hash(key) in wanted:
                 kept.append(block)
             else:
                 blocks -= 1
