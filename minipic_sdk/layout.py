@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, repeat
 from operator import sub
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from minipic_sdk.errors import LayoutError
 
@@ -172,7 +172,8 @@ def parse_layout(
     if placements is not None:
         logical, hidden = zip(*placements, strict=True)
     columns = zip(kinds, starts, stops, firsts, lasts, logical, hidden, strict=False)
-    segments = tuple(map(Segment._make, columns))
+    new = cast("Any", tuple).__new__  # Segment._make is a call of Python for each
+    segments: tuple[Segment, ...] = tuple(map(new, repeat(Segment), columns))
     tail = segments[-1]
     if tail.kind != "span" and (tail.visible_stop != len(ids) or not tail.num_visible):
         raise LayoutError(tail.visible_stop, "a prompt that generates must end in a visible token")

@@ -33,17 +33,21 @@ def find_cut(packed: bytes, control: ControlTokens, block_size: int) -> Cut | No
     if not len(ids) or len(set(control)) < len(control):
         return None
     ssep, pdep, pad = control
-    marks = ((ids == ssep) | (ids == pdep)).nonzero()[0]
-    starts: list[int] = marks.tolist()
-    if not starts or starts[0]:
-        starts.insert(0, 0)
-    stops = np.array([*starts[1:], len(ids)])
-    pads = (ids == pad).nonzero()[0]
-    behind = pads.searchsorted(stops)  # pads before each segment's stop
-    count = behind.copy()
-    count[1:] -= behind[:-1]
-    visible = stops - count
-    stray = pads.searchsorted(visible) != behind - count
-    if (marks % block_size).any() or (count >= block_size).any() or stray.any():
-        return None
-    return Cut(starts, visible.tolist())
+    low, high = min(control), max(control)
+    if high - low < len(control):  # side by side, as in most models
+        special = (ids >= low) & (ids <= high)
+    else:
+        special = (ids == ssep) | (ids == pdep) | (ids == pad)
+    found = special.nonzero()[0]
+    marks = (ids[found] != pad).nonzero()[0]
+    # Where control tokens stand, between the prompt's ends; edges: which of these places begin a segment.
+    places = np.concatenate(((0,), found, (len(ids),)))
+    edges = np.concatenate(((0,), marks + 1, (len(found) + 1,)))
+    bounds = places[edges]
+    if not bounds[1]:  # no head
+        edges, bounds = edges[1:], bounds[1:]
+    pads = edges[1:] - edges[:-1] - 1
+    starts, visible = bounds[:-1], bounds[1:] - pads
+    stray = places[edges[:-1] + 1] != visible  # a segment's first pad, or the next segment
+    broken = (starts % block_size > 0) | (pads >= block_size) | stray
+    return None if len(broken.nonzero()[0]) else Cut(starts.tolist(), visible.tolist())

@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +53,17 @@ class _Folds:
     """
 
     def __init__(self, layout: Layout, hash_fn: HashFn) -> None:
-        shown = [s for s in layout.segments if s.visible_start + s.hidden < s.visible_stop]
-        self._shown = sorted(shown, key=lambda s: s.logical + s.hidden)
-        self._starts = [s.logical + s.hidden for s in self._shown]
-        self._cuts = [i for i, s in enumerate(self._shown) if s.kind == "dependent"]
+        shown = [
+            (logical + hidden, kind, stop // layout.block_size - 1, logical, hidden)
+            for kind, _, stop, first, last, logical, hidden in layout.segments
+            if first + hidden < last
+        ]
+        shown.sort(key=itemgetter(0))
+        self._starts = [s[0] for s in shown]
+        self._shown = shown
+        self._cuts = [i for i, s in enumerate(shown) if s[1] == "dependent"]
         self._folds: list[bytes] = []  # of everything before each cut
-        self._size, self._hash = layout.block_size, hash_fn
+        self._hash = hash_fn
 
     def before(self, logical: int, known: Sequence[bytes]) -> tuple[Any, ...]:
         """All that is shown before this logical position; ``known``: hashes of the prompt's blocks so far."""
@@ -73,7 +79,7 @@ class _Folds:
 
     def _items(self, start: int, stop: int, known: Sequence[bytes]) -> tuple[Any, ...]:
         seen = self._shown[start:stop]
-        return tuple([(s.kind, known[s.stop // self._size - 1], s.logical, s.hidden) for s in seen])
+        return tuple([(kind, known[block], logical, hidden) for _, kind, block, logical, hidden in seen])
 
 
 def _memo_bytes(packed: bytes, hashes: Sequence[BlockHash]) -> int:
@@ -127,7 +133,12 @@ class SpanHasher:
             stop = segment.stop // size
             if segment.kind == "span":
                 root = unsalted if len(chains) in public else salted
-                chain = self._remembered(root, packed[segment.start * ID_BYTES : stop * size * ID_BYTES], extra)
+                key = root, packed[segment.start * ID_BYTES : stop * size * ID_BYTES], extra
+                chain = self._memo.get(key)
+                if chain is None:
+                    chain = self._remembered(*key)
+                else:  # as _remembered does, but without a call for each span
+                    self._memo.move_to_end(key)
                 chains.append(chain)
                 known += chain
             else:
@@ -154,7 +165,8 @@ class SpanHasher:
             if segment.kind == "head":
                 begin = (done + i) * size - segment.start
                 # A head moved by the engine still hashes as the prompt's beginning: salt in its first block.
-                keys = generate_block_hash_extra_keys(request, begin, begin + size, 0)[0]
+                if not begin:
+                    keys = generate_block_hash_extra_keys(request, 0, size, 0)[0]
                 if segment is not layout.segments[-1] and segment.start + begin + size > segment.visible_stop:
                     keys = (*(keys or ()), (self._domain, "head padding"))
             parent = hash_block_tokens(self._hash, parent, ids[i * size : (i + 1) * size], keys)
@@ -168,7 +180,7 @@ class SpanHasher:
         """
         if len(packed) < self._config.block_size * ID_BYTES:
             return []  # nothing to remember
-        key = (root, extra, packed)
+        key = root, packed, extra
         hashes = self._memo.get(key)
         if hashes is None:
             size, hashes, parent, ids = self._config.block_size, [], root, memoryview(packed).cast("q").tolist()
@@ -178,7 +190,7 @@ class SpanHasher:
             self._memo[key] = hashes
             self._memo_bytes += _memo_bytes(packed, hashes)
             while self._memo_bytes > MEMO_BYTES and len(self._memo) > 1:
-                (_, _, forgotten), gone = self._memo.popitem(last=False)
+                (_, forgotten, _), gone = self._memo.popitem(last=False)
                 self._memo_bytes -= _memo_bytes(forgotten, gone)
         else:
             self._memo.move_to_end(key)

@@ -1,6 +1,7 @@
 """Questions to vLLM's block pool, in the terms of spans (v1/core/block_pool.py)."""
 
 from collections.abc import Container, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.block_pool import BlockPool
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _GROUP = make_block_hash_with_group_id(BlockHash(b""), 0)  # spans are refused for models with several KV cache groups
+_KEY = attrgetter("_block_hash")  # the property takes three times as long
 _LOOK_AHEAD = 4  # times as many blocks are looked at as are needed, when many of them are worth keeping
 
 
@@ -31,6 +33,8 @@ class Residency:
 
     def __init__(self, pool: BlockPool, block_bytes: int = 0) -> None:
         self._pool, self._block_bytes = pool, block_bytes
+        # The last answer of ``blocks``: to which hashes, what, and the keys that these blocks had.
+        self._answer: tuple[Sequence[bytes], list[KVCacheBlock], list[bytes]] = [], [], []
 
     def has(self, block_hash: bytes) -> bool:
         """Whether a block with this hash can be hit now; blocks scheduled in this very step count."""
@@ -43,11 +47,21 @@ class Residency:
         return len(hashes) if all(there) else there.index(False)
 
     def blocks(self, hashes: Sequence[bytes]) -> list[KVCacheBlock]:
-        """The leading blocks themselves: what vLLM's own look-up finds, in a fraction of its time."""
-        found = [*map(self._cached().get, [h + _GROUP for h in hashes])]
+        """The leading blocks themselves: what vLLM's own look-up finds, in a fraction of its time.
+
+        Asked when a request comes and when it is scheduled, with the same list, to which vLLM only appends: a block
+        that still has its key is still in the cache. Not to change.
+        """
+        asked, blocks, keys = self._answer
+        if asked is not hashes or [*map(_KEY, blocks)] != keys:
+            blocks, keys = [], []
+        more = [h + _GROUP for h in hashes[len(blocks) :]]
+        found = [*map(self._cached().get, more)]
         if not all(found):
             del found[[block is None for block in found].index(True) :]
-        return [b if isinstance(b, KVCacheBlock) else next(iter(b.values())) for b in found if b]
+        blocks = blocks + [b if isinstance(b, KVCacheBlock) else next(iter(b.values())) for b in found if b]
+        self._answer = hashes, blocks, keys + more[: len(found)]
+        return blocks
 
     def _cached(self) -> Mapping[bytes, KVCacheBlock | dict[int, KVCacheBlock]]:
         # BlockPool.get_cached_block builds a list per question, which costs more than the look-up itself.
@@ -64,7 +78,8 @@ class Residency:
         for _ in range(_LOOK_AHEAD * blocks):
             if block is None or block is last or blocks <= 0:
                 break
-            if block.block_hash is not None and get_block_hash(block.block_hash) in wanted:
+            key = block._block_hash  # pyright: ignore[reportPrivateUsage]
+            if key is not None and get_block_hash(key) in wanted:
                 kept.append(block)
             else:
                 blocks -= 1

@@ -89,7 +89,8 @@ class _SpanScheduling(Scheduler):
         if state is not None:
             unsalted = partial(self.span_hasher.unsalted_key, request, state.meta.anchor)
             wanted = self._wanted.__contains__
-            arrival = self.history.arrive(request, state, self.residency.leading, wanted, unsalted)
+            leads = 0 if request.skip_reading_prefix_cache else len(self.residency.blocks(request.block_hashes))
+            arrival = self.history.arrive(request, state, leads, self.residency.leading, wanted, unsalted)
             self._arrivals.append((request.request_id, state, arrival))
             self._wanted.add(request.request_id, state.chains)
 
@@ -132,7 +133,7 @@ class _SpanScheduling(Scheduler):
             if self._arrange(request, state, len(blocks)):
                 self.span_counts["arranged"] += 1
                 blocks = self.residency.blocks(request.block_hashes)
-            del blocks[(request.num_tokens - 1) // self.block_size :]  # the last token gives the logits
+            blocks = blocks[: (request.num_tokens - 1) // self.block_size]  # the last token gives the logits
         hit = len(blocks) * self.block_size
         self._asked = (request, state, self._recomputed(state, hit, reads), hit)
         return self.kv_cache_manager.create_kv_cache_blocks((blocks,)), hit, 0, False
@@ -151,10 +152,10 @@ class _SpanScheduling(Scheduler):
         """What would be computed although it is there or on its way, if this request were scheduled now."""
         names: list[str] = []
         mine: set[bytes] = set()
-        size, spans = state.layout.block_size, state.span_hashes()
-        if spans and spans[-1][0].stop <= hit:
+        size = state.layout.block_size
+        if state.spans_stop <= hit:
             return names
-        for segment, hashes in spans:
+        for segment, hashes in state.span_hashes():
             if not hashes or segment.start + len(hashes) * size <= hit:
                 continue
             key = hashes[-1]

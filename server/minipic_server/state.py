@@ -40,6 +40,11 @@ class SpanState:
         return self._keys
 
     @property
+    def spans_stop(self) -> int:
+        """Where the last span ends; 0 without one."""
+        return next((s.stop for s in reversed(self.layout.segments) if s.kind == "span"), 0)
+
+    @property
     def blocks(self) -> list[bytes]:
         """Hashes of all blocks of its spans; the same ones in every arrangement."""
         return [*chain.from_iterable(self.chains)]

@@ -98,6 +98,7 @@ class SpanHistory:
         self,
         request: "Request",
         state: SpanState,
+        leads: int,
         resident: Callable[[list[bytes]], int],
         awaited: Callable[[bytes], bool],
         unsalted: Callable[[Segment], bytes],
@@ -107,15 +108,17 @@ class SpanHistory:
         Args:
             request: as it arrived.
             state: the request's, before it is arranged.
+            leads: leading blocks of the prompt that are in the cache.
             resident: leading blocks of a span that are in the cache.
             awaited: whether an unfinished request before this one has the span too, and so computes it.
             unsalted: key that a span would have if it were public.
         """
-        chains, blocks = state.chains, state.blocks
+        chains = state.chains
+        there = leads >= state.spans_stop // state.layout.block_size  # all spans are, for sure
         arrival = Arrival(state.meta, state.layout, chains, request.cache_salt, [None] * len(chains))
         if request.skip_reading_prefix_cache:
             arrival.reasons = [UNREAD] * len(chains)
-        elif resident(blocks) < len(blocks) or not all(chains):
+        elif not (there or resident(state.blocks) == len(state.blocks)) or not all(chains):
             self.remember()
             for i, (span, scope, text, key) in enumerate(
                 zip(state.spans, arrival.scopes, arrival.texts, arrival.keys, strict=True)

@@ -43,6 +43,16 @@ def test_requests_hash_through_one_callable() -> None:
     assert "self._block_hasher(self)" in _source(Request.update_block_hashes)
 
 
+def test_a_block_has_its_key_while_it_is_cached() -> None:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+    block = KVCacheBlock(0)
+    block.set_block_hash(b"key")  # pyright: ignore[reportArgumentType]
+    assert block._block_hash == b"key"  # pyright: ignore[reportPrivateUsage]
+    block.reset_hash()
+    assert block._block_hash is None  # pyright: ignore[reportPrivateUsage]
+
+
 def test_salt_reaches_only_the_first_block_in_stock() -> None:
     from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
