@@ -51,7 +51,7 @@ class Settings(NamedTuple):
 def settings(rows: int, head: int, dtype: torch.dtype) -> Settings:
     """For tiles of this many matrix rows: what measured best on an H200, with as many stages as this GPU has room for.
 
-    Measured in docs/notes/2026-11-30-questions.md.
+    Measured in docs/notes/2026-11-30-attend.md.
     """
     if dtype == torch.float32:
         return Settings(32, 4, 1)
