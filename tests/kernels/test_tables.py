@@ -1,5 +1,6 @@
 """The compiled plan and the kernels' tables against the readable plan."""
 
+from heapq import heapreplace
 from itertools import pairwise
 
 import numpy as np
@@ -134,6 +135,26 @@ def test_a_launch_runs_at_once(rows, keys):
     chunks = balanced_chunks([row._replace(context_keys=keys)] * rows, block_q=32, kv_heads=8, programs=132)
     programs = sum(-(-(keys + row.own_len) // chunk) for chunk in chunks) * 8
     assert 0.7 * 132 < programs <= 132, "one that has to wait for another's end doubles the time"
+
+
+UNEVEN = {
+    "epic": [2000 * i for i in range(1, 17)] + [32_000],
+    "one long": [30_000] + [500] * 9,
+    "many": [900, 4000] * 20,
+}
+
+
+@pytest.mark.parametrize("lengths", UNEVEN.values(), ids=UNEVEN)
+def test_uneven_rows_end_together(lengths):
+    (row,), _ = rows_of((PARTS, 178, 1))
+    rows = [row._replace(context_keys=n) for n in lengths]
+    chunks = balanced_chunks(rows, block_q=32, kv_heads=8, programs=132)
+    processors = [0] * 132
+    for n, chunk in zip(lengths, chunks, strict=True):
+        for at in range(0, n, chunk):
+            for _ in range(8):  # each program goes where one has ended
+                heapreplace(processors, processors[0] + min(chunk, n - at))
+    assert max(processors) < 1.5 * sum(lengths) * 8 / 132
 
 
 @pytest.mark.parametrize("lengths", [[300] * 7, [5000, 40, 900], [100_000] + [200] * 50])

@@ -9,7 +9,7 @@ of a launch has about as much to do.
 
 from collections.abc import Sequence
 from itertools import accumulate
-from operator import add, mul
+from operator import add, floordiv, mul
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from minipic_server.kernels.attend.kernel import ALL_VISIBLE, MERGE_FIELDS, PIEC
 from minipic_server.kernels.gather.kernel import MOVE_FIELDS, TILE
 
 MIN_CHUNK = 128  # keys of a task: less isn't worth a merge
+TASK_KEYS = 256  # as long as these take, beginning and ending a task do
 CHUNK_STEP = 32
 _UNLIMITED = (1 << 31) - 1  # minus any token this is more than ALL_VISIBLE
 _OWN = np.zeros((1, 3), dtype=np.int32)  # holds the place of a row's own run
@@ -157,17 +158,29 @@ def _nothing(tokens: np.ndarray, longest: int) -> list[int]:
 
 
 def balanced_chunks(rows: Sequence[RowRuns], *, block_q: int, kv_heads: int, programs: int) -> list[int]:
-    """Keys of a task, for each row, so that a launch has nearly ``programs`` programs of about equal length. [rows]
+    """Keys of a task, for each row, so that a launch of tasks of about equal length ends early. [rows]
 
-    There are at most ``rows + programs / kv_heads`` tasks where a row has one tile.
+    One program more than the ``programs`` that run at once doubles the time of all, so either no more do, or nearly
+    twice as many: uneven rows are evener in smaller tasks. Never more than ``rows + programs / kv_heads`` tasks.
     """
     keys = [r.context_keys + r.own_len for r in rows]
     tiles = [-(-r.query_len // block_q) for r in rows]
-    target = max(MIN_CHUNK, sum(map(mul, keys, tiles)) * kv_heads // programs)
-    splits = [round(n / target) for n in keys]
-    if sum(map(mul, splits, tiles)) * kv_heads > programs:  # one that waits for another's end doubles the time
-        splits = [n // target for n in keys]
-    return [-(-n // (k or 1) // CHUNK_STEP) * CHUNK_STEP for n, k in zip(keys, splits, strict=True)]
+    work, count, once = sum(map(mul, keys, tiles)), sum(tiles), programs // kv_heads
+    finer = max(4, 64 // len(rows))  # many rows take time to look at, and don't need it
+    best, splits = None, [1] * len(rows)
+    for rounds, most in (1, once), (2, min(2 * once, once + len(rows))):
+        if count > most:
+            continue
+        step = max(MIN_CHUNK, work // most)
+        while sum(map(mul, tried := [min(-(-n // step), round(n / MIN_CHUNK) or 1) for n in keys], tiles)) > most:
+            step += step // finer + 1
+        longest = max(map(floordiv, keys, tried))
+        cost = rounds * (longest + TASK_KEYS)
+        if best is None or cost < best:
+            best, splits = cost, tried
+        if longest * most <= 1.2 * work:
+            break
+    return [-(-n // k // CHUNK_STEP) * CHUNK_STEP for n, k in zip(keys, splits, strict=True)]
 
 
 class GatherTables(NamedTuple):
