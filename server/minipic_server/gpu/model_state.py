@@ -54,7 +54,7 @@ class SpanModelState(DefaultModelState):
         self._positions: np.ndarray | None = None
         self._physical: torch.Tensor | None = None
         self._capturing: GraphKind | None = None
-        # Such a graph has no stock attention; then only these would read stock metadata, which takes long to make.
+        # A question's graph has no stock attention: only a KV connector or a drafter would read its metadata.
         self._only_replayed = not (vllm_config.kv_transfer_config or vllm_config.speculative_config)
         layers = [m for m in model.modules() if isinstance(m, Attention)]
         self.shape = _common_shape(layers, self.dtype)
@@ -165,7 +165,7 @@ class SpanModelState(DefaultModelState):
         for_capture: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Stock metadata; with span requests in the batch, a ``DeviceStep`` on it."""
+        """Stock metadata, with span requests a ``DeviceStep`` on it; nothing for a replayed question, which reads tables."""
         replays = self._capturing == "decode" or cudagraph_mode == CUDAGraphMode.FULL
         if self._capturing == "question":
             step = self.questions.step(input_batch.num_tokens)

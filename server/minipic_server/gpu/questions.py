@@ -38,7 +38,7 @@ class Questions:
         return self._tables.buffer.nbytes
 
     def _sizes(self, tokens: int) -> tuple[int, int]:
-        """Tasks and merges of a captured step: tiles are at most ``tiles``, tasks as ``attend_tables`` makes them.
+        """Tasks and merges of a captured step: ``tiles`` of up to 8 rows (more may not fit), tasks as ``attend_tables`` makes them.
 
         Every program of a launch costs, also one that finds nothing to do, so steps with more stretches of invisible
         tokens than one for each segment's end, which fill at least a block each, are not for graphs.

@@ -19,6 +19,7 @@ from minipic_server.kernels.attend.kernel import ALL_VISIBLE, MERGE_FIELDS, PIEC
 from minipic_server.kernels.gather.kernel import MOVE_FIELDS, TILE
 
 MIN_CHUNK = 128  # keys of a task: less isn't worth a merge
+FEW_ROWS = 32  # for which tables may take the time to find the best cut
 TASK_KEYS = 256  # as long as these take, beginning and ending a task do
 CHUNK_STEP = 32
 _UNLIMITED = (1 << 31) - 1  # minus any token this is more than ALL_VISIBLE
@@ -160,16 +161,17 @@ def _nothing(tokens: np.ndarray, longest: int) -> list[int]:
 def balanced_chunks(rows: Sequence[RowRuns], *, block_q: int, kv_heads: int, programs: int) -> list[int]:
     """Keys of a task, for each row, so that a launch of tasks of about equal length ends early. [rows]
 
-    One program more than the ``programs`` that run at once doubles the time of all, so either no more do, or nearly
-    twice as many: uneven rows are evener in smaller tasks. Never more than ``rows + programs / kv_heads`` tasks.
+    One program more than the ``programs`` that run at once doubles the time of all, so of few rows either no more do, or
+    nearly twice as many: uneven rows are evener in smaller tasks. Of many rows those are cut that are longer than a
+    program's share. Never more tasks than tiles and ``programs / kv_heads`` together.
     """
     keys = [r.context_keys + r.own_len for r in rows]
     tiles = [-(-r.query_len // block_q) for r in rows]
-    work, count, once = sum(map(mul, keys, tiles)), sum(tiles), programs // kv_heads
-    finer = max(4, 64 // len(rows))  # many rows take time to look at, and don't need it
-    best, splits = None, [1] * len(rows)
+    work, count, once = sum(map(mul, keys, tiles)), sum(tiles), max(1, programs // kv_heads)
+    finer = max(4, 64 // len(rows))
+    best, splits = None, []
     for rounds, most in (1, once), (2, min(2 * once, once + len(rows))):
-        if count > most:
+        if count > most or len(rows) > FEW_ROWS:
             continue
         step = max(MIN_CHUNK, work // most)
         while sum(map(mul, tried := [min(-(-n // step), round(n / MIN_CHUNK) or 1) for n in keys], tiles)) > most:
@@ -180,6 +182,9 @@ def balanced_chunks(rows: Sequence[RowRuns], *, block_q: int, kv_heads: int, pro
             best, splits = cost, tried
         if longest * most <= 1.2 * work:
             break
+    if best is None:
+        step = max(MIN_CHUNK, work // once)
+        splits = [round(n / step) or 1 for n in keys]
     return [-(-n // k // CHUNK_STEP) * CHUNK_STEP for n, k in zip(keys, splits, strict=True)]
 
 

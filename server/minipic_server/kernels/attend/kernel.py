@@ -13,7 +13,7 @@ Tables are int32, made by ``gpu/tables.py``:
     tasks  [n, 8]  first token, queries, index of the first query in its row, request, piece from, piece to,
                    slot of its partial result (-1: the tile has one task, which writes the output itself), 0
     pieces [n, 4]  first key (physical token index), keys, turn, limit
-    merges [n, 4]  first token, queries, first slot, slots (0: the output is zero); see merge.py
+    merges         see merge.py
 
 Query i of a row (0 = the row's first) sees key j of a piece iff j <= limit + i. A table row with 0 queries is
 skipped, so tables may be padded to a fixed size under CUDA graphs.
