@@ -101,7 +101,7 @@ class Problem:
         """Closures, one per layer, that run ``attend``."""
         block_q = block_q or SHAPE.block_q(self.queries)
         compiled = compiled or settings(SHAPE.matrix_rows(block_q), HEAD, SHAPE.dtype)
-        programs = int(PROCESSORS * (waves or WAVES[min(128, SHAPE.matrix_rows(block_q))]))
+        programs = PROCESSORS * (waves or WAVES[min(128, SHAPE.matrix_rows(block_q))])
         chunk = balanced_chunks(self.rows, block_q=block_q, kv_heads=KV_HEADS, programs=programs)
         t = AttendTables.of(
             self.rows, block_q=block_q, chunk=chunk, tile=compiled.keys, zero=np.zeros(0, dtype=np.int64)

@@ -133,12 +133,7 @@ class SpanHasher:
             stop = segment.stop // size
             if segment.kind == "span":
                 root = unsalted if len(chains) in public else salted
-                key = root, packed[segment.start * ID_BYTES : stop * size * ID_BYTES], extra
-                chain = self._memo.get(key)
-                if chain is None:
-                    chain = self._remembered(*key)
-                else:  # as _remembered does, but without a call for each span
-                    self._memo.move_to_end(key)
+                chain = self._remembered(root, packed[segment.start * ID_BYTES : stop * size * ID_BYTES], extra)
                 chains.append(chain)
                 known += chain
             else:
@@ -180,7 +175,7 @@ class SpanHasher:
         """
         if len(packed) < self._config.block_size * ID_BYTES:
             return []  # nothing to remember
-        key = root, packed, extra
+        key = (root, extra, packed)
         hashes = self._memo.get(key)
         if hashes is None:
             size, hashes, parent, ids = self._config.block_size, [], root, memoryview(packed).cast("q").tolist()
@@ -190,7 +185,7 @@ class SpanHasher:
             self._memo[key] = hashes
             self._memo_bytes += _memo_bytes(packed, hashes)
             while self._memo_bytes > MEMO_BYTES and len(self._memo) > 1:
-                (_, forgotten, _), gone = self._memo.popitem(last=False)
+                (_, _, forgotten), gone = self._memo.popitem(last=False)
                 self._memo_bytes -= _memo_bytes(forgotten, gone)
         else:
             self._memo.move_to_end(key)

@@ -89,7 +89,7 @@ class _SpanScheduling(Scheduler):
         if state is not None:
             unsalted = partial(self.span_hasher.unsalted_key, request, state.meta.anchor)
             wanted = self._wanted.__contains__
-            leads = 0 if request.skip_reading_prefix_cache else len(self.residency.blocks(request.block_hashes))
+            leads = len(self.residency.blocks(request.block_hashes))
             arrival = self.history.arrive(request, state, leads, self.residency.leading, wanted, unsalted)
             self._arrivals.append((request.request_id, state, arrival))
             self._wanted.add(request.request_id, state.chains)

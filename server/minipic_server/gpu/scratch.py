@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from minipic_server.kernels.attend.kernel import MERGE_FIELDS, PIECE_FIELDS, TASK_FIELDS, partial_slots, settings
+from minipic_server.kernels.attend.kernel import PIECE_FIELDS, TASK_FIELDS, partial_slots, settings
+from minipic_server.kernels.attend.merge import MERGE_FIELDS
 
 SHARE = 0.015  # of what is left for the KV cache; the contract is 2 % with the tables
 FEWEST_KEYS = 4096

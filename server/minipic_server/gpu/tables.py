@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from minipic_server.gpu.runs import RowRuns
-from minipic_server.kernels.attend.kernel import ALL_VISIBLE, MERGE_FIELDS, PIECE_FIELDS, TASK_FIELDS
+from minipic_server.kernels.attend.kernel import ALL_VISIBLE, PIECE_FIELDS, TASK_FIELDS
+from minipic_server.kernels.attend.merge import MERGE_FIELDS
 from minipic_server.kernels.gather.kernel import MOVE_FIELDS, TILE
 
 MIN_CHUNK = 128  # keys of a task: less isn't worth a merge
@@ -98,7 +99,7 @@ class AttendTables(NamedTuple):
 
     tasks: np.ndarray  # [tasks, 8]
     pieces: np.ndarray  # [pieces, 4]
-    merges: np.ndarray  # [merges, 4]
+    merges: np.ndarray  # [1 + merges, 4]
     slots: int  # partial results
 
     @classmethod
@@ -117,7 +118,7 @@ class AttendTables(NamedTuple):
         flat = FlatRuns.of(rows)
         pieces, first = flat.cut(chunk, tile)
         tasks: list[int] = []
-        merges: list[int] = [0] * MERGE_FIELDS
+        merges: list[int] = []
         slots = base = 0
         for (request, start, queries, *_), total, step in zip(rows, flat.total, chunk, strict=True):
             splits = -(-total // step)
@@ -131,17 +132,18 @@ class AttendTables(NamedTuple):
                     slots += splits
             base += splits
         merges += _nothing(zero, block_q)
-        merges[0] = len(merges) // MERGE_FIELDS - 1
-        task_table = np.array(tasks, dtype=np.int32).reshape(-1, TASK_FIELDS)
-        return cls(task_table, pieces, np.array(merges, dtype=np.int32).reshape(-1, MERGE_FIELDS), slots)
+        return cls(np.array(tasks, dtype=np.int32).reshape(-1, TASK_FIELDS), pieces, _merge_table(merges), slots)
 
     @classmethod
     def zeros(cls, zero: np.ndarray) -> "AttendTables":
         """Tables without rows: they only zero the output of tokens. ``zero``: [n]"""
-        merges = np.zeros((1 + len(zero), MERGE_FIELDS), dtype=np.int32)
-        merges[0, 0] = len(zero)
-        merges[1:, 0], merges[1:, 1] = zero, 1
+        merges = _merge_table([field for token in zero for field in (token, 1, 0, 0)])
         return cls(np.zeros((1, TASK_FIELDS), np.int32), np.zeros((1, PIECE_FIELDS), np.int32), merges, 0)
+
+
+def _merge_table(merges: list[int]) -> np.ndarray:
+    """Merges behind their number. [1 + merges, 4]"""
+    return np.array([len(merges) // MERGE_FIELDS, 0, 0, 0, *merges], dtype=np.int32).reshape(-1, MERGE_FIELDS)
 
 
 def _nothing(tokens: np.ndarray, longest: int) -> list[int]:

@@ -33,7 +33,6 @@ from minipic_server.rope import TurnTable
 
 TASK_FIELDS = 8
 PIECE_FIELDS = 4
-MERGE_FIELDS = 4
 ALL_VISIBLE = 1 << 30  # limit of a piece that every query sees whole
 _HOPPER = 232_448  # bytes of shared memory
 _SPARE = 16_384  # of it, for what the compiler adds
@@ -215,7 +214,7 @@ def attend(
     table: TurnTable,
     tasks: torch.Tensor,
     pieces: torch.Tensor,
-    merges: torch.Tensor | None,
+    merges: torch.Tensor,
     partial: torch.Tensor,
     *,
     scale: float,
@@ -231,7 +230,7 @@ def attend(
         kv_cache: keys, then values, on the last axis, which is contiguous. [blocks, kv_heads, block_size, 2 * head]
         block_table: int32. [requests, max blocks]
         table: the layer's turns.
-        tasks, pieces, merges: see the module; ``merges`` is ``None`` when no tile was split and nothing is zeroed.
+        tasks, pieces, merges: see the module.
         partial: float32 scratch of at least ``slots * heads * block_q * (head + 1)`` elements.
         scale: of the scores.
         block_q: queries a tile holds at most; what the tables were made for.
@@ -288,7 +287,7 @@ def attend(
         ),
         warps=compiled.warps,
     )
-    if merges is not None and merges.shape[0] > 1:
+    if merges.shape[0] > 1:
         merge(merges, partial, lse, out, block_q)
 
 

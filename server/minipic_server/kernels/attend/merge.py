@@ -19,6 +19,7 @@ import triton.language as tl
 
 from minipic_server.kernels.launch import Constants, launch, power_of_two
 
+MERGE_FIELDS = 4
 _WARPS = 4
 
 
